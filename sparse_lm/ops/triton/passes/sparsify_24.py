@@ -19,20 +19,8 @@ from triton.experimental.gluon import language as gl
 from sparse_lm.ops.checks import check_hidden_dtype, check_multiples, check_selection_dtypes
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24, types_24
 from sparse_lm.ops.mvue import threefry_key
-from sparse_lm.ops.triton.frame import mvue, packed_24
+from sparse_lm.ops.triton.frame import mvue, packed_24, tiles
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.frame.tiles import (
-    GROUPS,
-    PAIRED_GROUPS_LAYOUT,
-    TILE_LAYOUT,
-    WARPS,
-    indices,
-    load_pairs,
-    load_tile,
-    offsets,
-    rows_layout,
-    store_sparse,
-)
 from sparse_lm.ops.triton.frame.two_of_four import interleave, members, spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
@@ -62,26 +50,26 @@ def sparsify_24_kernel(
     K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
     row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
     if TRANSPOSED:
-        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS, rows_layout(8, 8, gl.num_warps()))
-        tile = gl.convert_layout(tile.permute([1, 0]), TILE_LAYOUT)
+        tile = tiles.load_tile(x, k_tile, row_tile, ROWS, COLUMNS, tiles.rows_layout(8, 8, gl.num_warps()))
+        tile = gl.convert_layout(tile.permute([1, 0]), tiles.TILE_LAYOUT)
     else:
-        tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT)
+        tile = tiles.load_tile(x, row_tile, k_tile, ROWS, COLUMNS, tiles.TILE_LAYOUT)
     if METHOD == "mvue":
-        row = row_tile * _TILE + indices(_TILE, PAIRED_GROUPS_LAYOUT, 0)
+        row = row_tile * _TILE + tiles.indices(_TILE, tiles.PAIRED_GROUPS_LAYOUT, 0)
         if TRANSPOSED:
             PADDED_COLUMNS: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE * _TILE
             above_one = mvue.uniform_above_one(key, row, k_tile, 1, PADDED_COLUMNS)
         else:
-            above_one = mvue.uniform_above_one(key, row, k_tile, K_TILES * GROUPS // 2, 1)
+            above_one = mvue.uniform_above_one(key, row, k_tile, K_TILES * tiles.GROUPS // 2, 1)
         low, high, nibble = mvue.sample_two(*members(tile), above_one)
     else:
         low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
     factor = gl.load(scale if SCALED_TILES is None else scale + row_tile // SCALED_TILES)
     low, high = low * factor, high * factor
-    store_sparse(interleave(low, high), nibble, values, metadata, row_tile, k_tile, K_TILES)
+    tiles.store_sparse(interleave(low, high), nibble, values, metadata, row_tile, k_tile, K_TILES)
     if dense is not None:
-        row, column, offset = offsets(row_tile, k_tile, COLUMNS, _TILE, TILE_LAYOUT)
-        masked = gl.convert_layout(spread(low, high, nibble), TILE_LAYOUT, assert_trivial=True)
+        row, column, offset = tiles.offsets(row_tile, k_tile, COLUMNS, _TILE, tiles.TILE_LAYOUT)
+        masked = gl.convert_layout(spread(low, high, nibble), tiles.TILE_LAYOUT, assert_trivial=True)
         gl.store(dense + offset, masked.to(dense.dtype.element_ty), mask=(row < ROWS) & (column < COLUMNS))
 
 
@@ -96,10 +84,10 @@ def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUM
     K_TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
     dtype: gl.constexpr = values.dtype.element_ty
     row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
-    low, high = load_pairs(h, row_tile, k_tile, ROWS, COLUMNS)
+    low, high = tiles.load_pairs(h, row_tile, k_tile, ROWS, COLUMNS)
     low, high = packed_24.squared_relu(low, dtype), packed_24.squared_relu(high, dtype)
     kept, nibble = packed_24.two_of_four(low, low, high, high, SIGNED=False)
-    store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES)
+    tiles.store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES)
 
     stats += gl.program_id(0) * STATS
     a, b = packed_24.unpack(low, dtype)
@@ -107,7 +95,8 @@ def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUM
     e, f = packed_24.unpack(kept, dtype)
     nonzeros = packed_24.mark_nonzeros(low) + packed_24.mark_nonzeros(high)
     sums = nonzeros, a * a + b * b + c * c + d * d, e * e + f * f
-    sums = sums[0].reshape([_TILE * GROUPS]), sums[1].reshape([_TILE * GROUPS]), sums[2].reshape([_TILE * GROUPS])
+    GROUPS: gl.constexpr = _TILE * tiles.GROUPS
+    sums = sums[0].reshape([GROUPS]), sums[1].reshape([GROUPS]), sums[2].reshape([GROUPS])
     nonzeros, energy, kept_energy = gl.reduce(sums, 0, _add_three)
     gl.store(stats, ((nonzeros & 0xFFFF) + (nonzeros >> 16)).to(gl.float32))
     gl.store(stats + 1, energy)
@@ -156,4 +145,4 @@ def _call_by_tiles(
     """Runs a kernel on x [ROWS, COLUMNS], with a thread block for each tile that `out[1]`, metadata, describes."""
     row_tiles, k_tiles, _ = out[1].shape
     constants |= dict(ROWS=x.shape[0], COLUMNS=x.shape[1])
-    return gluon_call(kernel, x, *operands, out=out, blocks=row_tiles * k_tiles, warps=WARPS, constants=constants)
+    return gluon_call(kernel, x, *operands, out=out, blocks=row_tiles * k_tiles, warps=tiles.WARPS, constants=constants)

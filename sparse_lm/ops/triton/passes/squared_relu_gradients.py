@@ -19,19 +19,8 @@ from triton.experimental.gluon import language as gl
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.mvue import threefry_key
-from sparse_lm.ops.triton.frame import mvue, packed_24
+from sparse_lm.ops.triton.frame import mvue, packed_24, tiles
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.frame.tiles import (
-    GROUPS_LAYOUT,
-    PAIRED_GROUPS_LAYOUT,
-    TILE_LAYOUT,
-    WARPS,
-    WORDS,
-    WORDS_LAYOUT,
-    load_pairs,
-    locate_survivors,
-    store_sparse,
-)
 from sparse_lm.ops.triton.frame.two_of_four import members, spread, unpack_words
 from sparse_lm.ops.triton.passes.sparsify_24 import NO_KEY
 
@@ -76,25 +65,25 @@ def squared_relu_gradients_kernel(
     ROW_TILES: gl.constexpr = (ROWS + _TILE - 1) // _TILE
     TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
     row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
-    low, high = load_pairs(dy, row_tile, tile, ROWS, COLUMNS)
-    words = gl.load(metadata + (row_tile * TILES + tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT))
-    nibble = gl.convert_layout(unpack_words(words), GROUPS_LAYOUT, assert_trivial=True)
-    y = gl.load(locate_survivors(values, row_tile, tile, TILES))
+    low, high = tiles.load_pairs(dy, row_tile, tile, ROWS, COLUMNS)
+    words = gl.load(metadata + (row_tile * TILES + tile) * tiles.WORDS + gl.arange(0, tiles.WORDS, tiles.WORDS_LAYOUT))
+    nibble = gl.convert_layout(unpack_words(words), tiles.GROUPS_LAYOUT, assert_trivial=True)
+    y = gl.load(tiles.locate_survivors(values, row_tile, tile, TILES))
     first_y, second_y = packed_24.unpack(y, dtype)
     first, second = packed_24.unpack(packed_24.take_two(low, high, nibble), dtype)
     kept = packed_24.pack(first * (2.0 * gl.sqrt_rn(first_y)), second * (2.0 * gl.sqrt_rn(second_y)), dtype)
-    gl.store(locate_survivors(dh, row_tile, tile, TILES), kept)
+    gl.store(tiles.locate_survivors(dh, row_tile, tile, TILES), kept)
     # The transposes of dH and of Y, dense, in the halves of [64, 64] words, by way of shared memory.
-    both = gl.convert_layout(spread(*packed_24.zip_halves(kept, y), nibble).permute([1, 0]), TILE_LAYOUT)
+    both = gl.convert_layout(spread(*packed_24.zip_halves(kept, y), nibble).permute([1, 0]), tiles.TILE_LAYOUT)
 
     above_one = None
     if DRAW:
-        row = tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT))
+        row = tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, tiles.PAIRED_GROUPS_LAYOUT))
         above_one = mvue.uniform_above_one(key, row[:, None], row_tile, 1, TILES * _TILE)
     dh_kept, dh_nibble = _keep_along_tokens(both, above_one, _DH, dtype)
     y_kept, y_nibble = _keep_along_tokens(both, above_one, _Y, dtype)
-    store_sparse(dh_kept, dh_nibble, dh_t, dh_t_metadata, tile, row_tile, ROW_TILES)
-    store_sparse(y_kept, y_nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
+    tiles.store_sparse(dh_kept, dh_nibble, dh_t, dh_t_metadata, tile, row_tile, ROW_TILES)
+    tiles.store_sparse(y_kept, y_nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
@@ -113,7 +102,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         *(padded, y.values, y.metadata, NO_KEY if key is None else threefry_key(key)),
         out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
         blocks=math.prod(y.metadata.shape[:2]),
-        warps=WARPS,
+        warps=tiles.WARPS,
         constants=dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1], DRAW=key is not None),
     )
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], y.shape[::-1]) for i in (0, 2))
