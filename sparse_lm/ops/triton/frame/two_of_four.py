@@ -27,12 +27,6 @@ def members(x):
 
 
 @triton.jit
-def join_members(a, b, c, d):
-    """Inverts `members`."""
-    return tl.join(tl.join(a, c), tl.join(b, d)).reshape([a.shape[0], 4 * a.shape[1]])
-
-
-@triton.jit
 def _second_smallest(a, b, c, d):
     larger_of_smallest = tl.maximum(tl.minimum(a, b), tl.minimum(c, d))
     return tl.minimum(larger_of_smallest, tl.minimum(tl.maximum(a, b), tl.maximum(c, d)))
@@ -80,7 +74,8 @@ def spread(low, high, nibble):
     a = tl.where(first == 0, low, 0)
     b = tl.where(first == 1, low, tl.where(second == 1, high, 0))
     c = tl.where(first == 2, low, tl.where(second == 2, high, 0))
-    return join_members(a, b, c, tl.where(second == 3, high, 0))
+    d = tl.where(second == 3, high, 0)
+    return tl.join(tl.join(a, c), tl.join(b, d)).reshape([a.shape[0], 4 * a.shape[1]])
 
 
 @triton.jit
