@@ -1,13 +1,7 @@
 """Selects two of each four 16-bit floats, held in pairs in words of 32 bits, as they lie in memory.
 
 Why: with a number of 32 bits each, selection in 16-bit matrices (two_of_four.py) takes longer than their bytes do.
-Here each member of a group gets a key,
-
-    magnitude, 15 bits | zeros | 3 - position | sign      (the sign is left out of what cannot be negative)
-
-Keys order as magnitudes do, of equal magnitudes the lower position's is the larger, and no two are equal: minima and
-maxima give the two largest, which hold all that is stored of them. The rules are those of `sparse_lm.ops.select`,
-if every NaN has the same magnitude, as those that conversions and products make have.
+Here each member of a group gets the key that `sparse_lm.ops.hopper.frame.packed_24` gives it, and explains.
 """
 
 from __future__ import annotations
