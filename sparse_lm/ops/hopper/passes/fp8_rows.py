@@ -41,6 +41,7 @@ _LARGEST_FRACTION = 0b11 << 21  # of float32: 448 is 1.75 times 2^8
 _TILE = plgpu.Layout.TILED(  # of a tile: each warp has eight rows of its own
     plgpu.Tiling(((_ROWS, 8), (8, 8), (2,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
 )
+_OF_ROWS = _TILE.reduce(1)
 _TRANSPOSED = plgpu.Layout.WGMMA  # of a tile's transpose
 
 BothWays = tuple[Scaled, Scaled]
@@ -171,7 +172,7 @@ def _kernel(
         pl.when(tile < _RING)(lambda: fetch_second(tile))
 
     lax.fori_loop(0, tiles, fetch_all, None)
-    by_row = [_load_rows(ref.at[rows], _TILE.reduce(1)).astype(kept.dtype) for ref in factors]
+    by_row = [compat.load(ref.at[rows], _OF_ROWS, optimized=False).astype(kept.dtype) for ref in factors]
 
     def compute(tile, seen):
         place = kept.at[warpgroup, tile]
@@ -206,7 +207,7 @@ def _kernel(
     plgpu.barrier_arrive(exchanged)
     plgpu.barrier_wait(exchanged)
     _fence()
-    of_parts = [_load_rows(maxima.at[number, rows], _TILE.reduce(1)) for number in range(maxima.shape[0])]
+    of_parts = [compat.load(maxima.at[number, rows], _OF_ROWS, optimized=False) for number in range(maxima.shape[0])]
     scale, reciprocal = _scale(functools.reduce(jnp.maximum, of_parts))
     reciprocals[warpgroup] = reciprocal
 
@@ -215,7 +216,8 @@ def _kernel(
         scales[rows] = scale
 
     of_rows = _spread(reciprocal.astype(kept.dtype), 0)
-    of_columns = _spread(_load_rows(reciprocals.at[warpgroup], _TRANSPOSED.reduce(0)).astype(kept.dtype), 1)
+    reciprocal = compat.load(reciprocals.at[warpgroup], _TRANSPOSED.reduce(0), optimized=False)
+    of_columns = _spread(reciprocal.astype(kept.dtype), 1)
 
     def divide(tile, _):
         place, slot = kept.at[warpgroup, tile], lax.rem(tile, _SLOTS)
@@ -244,10 +246,6 @@ def _scale(largest: Array) -> tuple[Array, Array]:
         return jnp.where(largest < jnp.inf, power, jnp.nan)
 
     return power_of_two(exponent), power_of_two(-exponent)
-
-
-def _load_rows(ref, layout) -> Array:
-    return compat.load(ref, layout, optimized=False)
 
 
 def _spread(of_rows: Array, axis: int) -> Array:
