@@ -82,7 +82,6 @@ def i32(value: int) -> Number:
 
 
 def true() -> Number:
-    """Returns one bit that is set."""
     return Number(arith.constant(ir.IntegerType.get_signless(1), 1))
 
 
@@ -119,13 +118,6 @@ def sum_of(values: Sequence[Number]) -> Number:
     return functools.reduce(operator.add, values)
 
 
-def warp_sum(x: Number) -> Number:
-    """Adds up the lanes of a warp; every lane has the sum."""
-    for distance in (16, 8, 4, 2, 1):
-        x = x + mgpu_utils.shfl_bfly(x, distance)
-    return x
-
-
 def thread_index() -> Number:
     """Returns this thread's number in its block."""
     return Number(mgpu_utils.thread_idx())
@@ -149,15 +141,12 @@ class Memory(NamedTuple):
     element: ir.Type
 
     def at(self, index: Number) -> ir.Value:
-        """Returns the address of an element."""
         return mgpu_utils.getelementptr(self.start, [index], self.element)
 
     def load(self, index: Number) -> Number:
-        """Loads an element."""
         return Number(llvm.load(self.element, self.at(index)))
 
     def store(self, index: Number, value: Number) -> None:
-        """Stores an element."""
         llvm.store(value, self.at(index))
 
 
@@ -173,12 +162,10 @@ def shared_memory(ref: ir.Value, element: ir.Type | None = None) -> Memory:
 
 
 def element_of(ref: ir.Value) -> ir.Type:
-    """Returns the type of a reference's elements."""
     return ir.MemRefType(ref.type).element_type
 
 
 def shape_of(ref: ir.Value) -> list[int]:
-    """Returns the shape of a reference."""
     return ir.MemRefType(ref.type).shape
 
 
@@ -251,7 +238,6 @@ def vector_lanes(element: ir.Type) -> int:
 
 
 def vector(values: Sequence[Number]) -> ir.Value:
-    """Joins values of one type to a vector."""
     result = llvm.mlir_undef(ir.VectorType.get((len(values),), values[0].type))
     for i, value in enumerate(values):
         result = llvm.insertelement(result, value, i32(i))

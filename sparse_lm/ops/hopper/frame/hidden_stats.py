@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
@@ -73,7 +74,8 @@ def store_stats(stats: ir.Value, block: Number, seen: Seen) -> None:
     warp = emit.thread_index() // WARP_SIZE % warps
     first = (block * warps + warp).wide() * _STATS
     for number, total in enumerate(sums):
-        # Every lane holds the sum: all write the same.
         index = first + number
         pointer = emit.global_memory(stats).at(index)
-        llvm.store(emit.warp_sum(total), pointer)
+        for distance in (16, 8, 4, 2, 1):  # then every lane holds the sum: all write the same
+            total = total + mgpu_utils.shfl_bfly(total, distance)
+        llvm.store(total, pointer)
