@@ -19,23 +19,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.formats import EMPTY_WORD
-from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame import emit, gather
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Memory, Number
-from sparse_lm.ops.hopper.frame.gather import (
-    CHUNK,
-    load_number,
-    own_numbers,
-    per_thread,
-    per_thread_layout,
-    per_thread_type,
-    start_copy,
-)
 from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat, words_type
 
 STAGES = 2  # of the ring that one gather fills
 WORDS = 4  # of metadata, that hold a row's columns of one gather
 
-_CHUNKS = KEPT // CHUNK  # of a row's values, in a stage
+_CHUNKS = KEPT // gather.CHUNK  # of a row's values, in a stage
 
 
 def metadata_by_rows(metadata: Array) -> Array:
@@ -68,12 +59,12 @@ def load_offsets(
       Offsets into values and metadata, in units of 16 bytes; of values that do not exist, -1.
     """
     width = columns.shape[1]
-    height, value_chunks, gathers = values.shape[0], values.shape[1] // CHUNK, metadata.shape[1] // WORDS
+    height, value_chunks, gathers = values.shape[0], values.shape[1] // gather.CHUNK, metadata.shape[1] // WORDS
     per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), SCALAR, SCALAR),
-        return_type=(per_thread_type(per_value), per_thread_type(per_metadata)),
+        return_type=(gather.per_thread_type(per_value), gather.per_thread_type(per_metadata)),
     )
     def inline(_, columns, block, first):
         block, first = emit.scalar(block), emit.scalar(first)
@@ -81,17 +72,17 @@ def load_offsets(
         chunk = stage * _CHUNKS + chunk
         value_offsets = []
         for i in range(per_value):
-            number = load_number(columns, block, first + (row + 16 * i), width)
+            number = gather.load_number(columns, block, first + (row + 16 * i), width)
             exists = number.compare("ult", height)
             offset = number * value_chunks + chunk
             value_offsets.append(emit.select(exists, offset, emit.i32(-1)))
         metadata_offsets = []
         for i in range(per_metadata):
             row = emit.thread_of_warpgroup() + WARPGROUP_SIZE * i
-            number = load_number(columns, block, first + row, width)
+            number = gather.load_number(columns, block, first + row, width)
             # The instruction wants valid positions of rows that do not exist, too.
             metadata_offsets.append(emit.minimum(number, emit.i32(height - 1)) * gathers)
-        return per_thread(value_offsets), per_thread(metadata_offsets)
+        return gather.per_thread(value_offsets), gather.per_thread(metadata_offsets)
 
     return inline(columns, block, first)
 
@@ -102,7 +93,7 @@ def start_gather(
     values_stages: tuple[Any, Any],
     metadata_stage: Any,
     offsets: tuple[Array, Array],
-    gather: Array,
+    number: Array,
 ) -> None:
     """Starts copying 128 columns, two steps along k, of the rows that `offsets` stand for.
 
@@ -112,18 +103,18 @@ def start_gather(
       values_stages: of the ring: [rows, 32] each, with `VALUES_TRANSFORMS`.
       metadata_stage: of the first of the two: int32 [rows, 4].
       offsets: of `load_offsets`.
-      gather: which 128 columns. Values of a step past the last become zeros.
+      number: which 128 columns. Values of a step past the last become zeros.
     """
     rows = metadata_stage.shape[0]
     k_tiles = values.shape[1] // KEPT
     types = plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES, plgpu.RefType()
-    offsets_types = per_thread_layout(rows // 16), per_thread_layout(rows // WARPGROUP_SIZE)
+    offsets_types = gather.per_thread_layout(rows // 16), gather.per_thread_layout(rows // WARPGROUP_SIZE)
 
     @plgpu.inline_mgpu(arg_types=(*types, offsets_types, SCALAR))
-    def inline(_, values, metadata, values_stages, metadata_stage, offsets, gather):
+    def inline(_, values, metadata, values_stages, metadata_stage, offsets, number):
         value_offsets, metadata_offsets = offsets
-        gather = emit.scalar(gather)
-        first_k = gather * STAGES
+        number = emit.scalar(number)
+        first_k = number * STAGES
         row, stage, chunk = _value_position()
         exists = emit.true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
         source = _advance(emit.global_memory(values).start, first_k * _CHUNKS)
@@ -131,15 +122,17 @@ def start_gather(
         swizzled = chunk ^ (row // 2 % 4)
         stage_start = emit.select(stage.compare("eq", 0), *(emit.shared_memory(ref).start for ref in values_stages))
         target = _advance(stage_start, row * _CHUNKS + swizzled)
-        for i, offset in enumerate(own_numbers(value_offsets)):
+        for i, offset in enumerate(gather.own_numbers(value_offsets)):
             row_exists = offset.compare("sge", 0)
-            start_copy(_advance(target, emit.i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists)
-        source = _advance(emit.global_memory(metadata).start, gather)
+            gather.start_copy(
+                _advance(target, emit.i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists
+            )
+        source = _advance(emit.global_memory(metadata).start, number)
         target = _advance(emit.shared_memory(metadata_stage).start, emit.thread_of_warpgroup())
-        for i, offset in enumerate(own_numbers(metadata_offsets)):
-            start_copy(_advance(target, emit.i32(WARPGROUP_SIZE * i)), _advance(source, offset), emit.true())
+        for i, offset in enumerate(gather.own_numbers(metadata_offsets)):
+            gather.start_copy(_advance(target, emit.i32(WARPGROUP_SIZE * i)), _advance(source, offset), emit.true())
 
-    inline(values, metadata, values_stages, metadata_stage, offsets, gather)
+    inline(values, metadata, values_stages, metadata_stage, offsets, number)
 
 
 def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
