@@ -114,7 +114,7 @@ class Loads:
 
     # From a step along k, what `look_up` gave for it, and the stage, what to copy.
     copies: Callable[[Array, Any, Stage], Sequence[Copy]]
-    # From a step along k, what its copies need to read first: some steps ahead, so perhaps of steps after the last.
+    # From a step along k, what its copies need to read first, some steps ahead: perhaps of the step after the last.
     look_up: Callable[[Array], Any] = lambda k: ()
     # From what `look_up` gave and the stage, starts further copies, with `cp.async`.
     gather: Callable[[Any, Stage], None] | None = None
