@@ -1,8 +1,4 @@
-"""`sparse_lm.ops.mvue` in the registers of a thread block: two of each four drawn at random, without bias.
-
-The random bits are those of `jax.random.bits`, made where they are used: they would be half as many bytes as a matrix
-of 16-bit floats. Numerics: those of the reference bit for bit.
-"""
+"""`sparse_lm.ops.mvue` in the registers of a thread block, as `hopper` has it, and bit for bit the reference."""
 
 from __future__ import annotations
 

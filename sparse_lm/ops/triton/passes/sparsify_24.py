@@ -106,8 +106,7 @@ def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUM
 def sparsify_24(
     x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
 ) -> Sparse24:
-    """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
-    "mvue" keys of another generator than JAX's default one."""
+    """See `sparse_lm.ops.sparsify_24`; refuses what `hopper` does."""
     check_selection_dtypes(x.dtype, dtype)
     shape = x.shape[::-1] if axis == 0 else x.shape
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
@@ -118,8 +117,7 @@ def sparsify_24(
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and of several scales rows of
-    one that are no multiple of 64."""
+    """See `sparse_lm.ops.soft_threshold_24`; refuses what `hopper` does."""
     check_selection_dtypes(w.dtype, dtype)
     scaled_rows = w.shape[0] // scale.shape[0]
     if scale.shape[0] > 1:
