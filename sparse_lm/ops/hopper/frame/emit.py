@@ -205,7 +205,7 @@ def load_vector(pointer: ir.Value, count: int, element: ir.Type) -> list[Number]
 
 
 def store_vector(pointer: ir.Value, values: Sequence[Number]) -> None:
-    """Stores 16 bytes."""
+    """Stores neighbours at an address that is a multiple of 16 bytes."""
     llvm.store(vector(values), pointer, alignment=_BYTES)
 
 
