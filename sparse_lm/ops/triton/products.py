@@ -106,8 +106,8 @@ def scattered_matmul_24(
 ) -> Array:
     """See `sparse_lm.ops.scattered_matmul_24`; slices past the last row are left out.
 
-    It refuses dtypes that are no 16-bit floats, a `contiguous` or v that is no multiple of 64, and a `contiguous` that
-    does not divide `rows`.
+    It refuses dtypes that are no 16-bit floats, a `contiguous` or v that is no multiple of 64, a `contiguous` that does
+    not divide `rows`, and a `config` whose tiles do not lie in one slice.
 
     The rows come in slices of contiguous ones, and a tile of the result lies in one slice. So its sum runs over the
     blocks that list the slice, wherever in their list it stands: a thread block reads from a table which blocks and
@@ -115,6 +115,7 @@ def scattered_matmul_24(
     """
     check_multiples({"v": (v, TILE), "contiguous": (contiguous, TILE), "rows": (rows, contiguous)})
     tiling = config or largest_that_occupies(CANDIDATES["scattered_matmul_24"], rows, b.shape[1], block_m=contiguous)
+    check_multiples({"contiguous": (contiguous, tiling.tile_m)})
     places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, rows // contiguous)
     tiles = contiguous // tiling.tile_m
     order = jnp.argsort(-counts)[:, None] * tiles + jnp.arange(tiles)
