@@ -22,6 +22,7 @@ from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
+from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
 from tests.command_lines import run
 from tests.runs import command, flags, lines, small_config, start_until, trace
@@ -104,22 +105,21 @@ def test_finished_run_says_so_and_can_be_reported(whole, corpus, tmp_path, capsy
 
 
 def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monkeypatch):
-    """And logs what it finds, also of steps that are not to be logged; steps after it are not the longer for it."""
-    config = small_config(corpus, "dense", log_every=3, eval_every=5, checkpoint_every=6, **{"data.eval_windows": 1})
+    """And logs what it finds, also of steps that are not to be logged; no step is the longer for it, or for a flip."""
+    config = small_config(corpus, "sste", log_every=3, eval_every=5, checkpoint_every=6, **{"data.eval_windows": 1})
     assert len(open_data(config).heldout) > 1
-    read = []
+    read, flips = [], []
 
     def recorded(*args, **options):
-        for windows in heldout_batches(*args, **options):
-            read.append(len(windows))
-            yield windows
+        return (read.append(len(windows)) or windows for windows in heldout_batches(*args, **options))
 
     monkeypatch.setattr(loop, "heldout_batches", recorded)
-    monkeypatch.setattr(loop, "RunSummary", functools.partial(RunSummary, clock=lambda: 100.0 * len(read)))
+    monkeypatch.setattr(StepLog, "note", lambda log, step, text: flips.extend(["sparse"] * ("phase" in text)))
+    monkeypatch.setattr(loop, "RunSummary", functools.partial(RunSummary, clock=lambda: 100.0 * len(read + flips)))
     assert loop.train(config, str(tmp_path))
-    assert read == [1, 1, 1]
+    assert (read, len(flips)) == ([1, 1, 1], 2)
     logged = [(line["step"], "eval_loss" in line, line["step_time"]) for line in lines(tmp_path)]
-    assert logged == [(0, False, None), (3, False, 0), (4, True, 0), (6, False, 0), (9, True, 0), (11, True, 0)]
+    assert logged == [(0, False, None), (3, False, 0), (4, True, None), (6, False, 0), (9, True, 0), (11, True, 0)]
 
 
 def test_the_seed_decides_the_order_of_the_data(corpus):
