@@ -23,12 +23,8 @@ def make_data(train: int = 50, heldout: int = 23, offset: int = 0) -> Data:
     return Data(Path(str(offset)), Path(), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info=info, **windows)
 
 
-def make_mixture() -> Data:
-    """Windows 0 to 49, 1000 to 1006 and 2000 to 2019."""
-    return mix("a mixture", [make_data(size, size, 1000 * n) for n, size in enumerate((50, 7, 20))], (2.0, 0.5, 1.5))
-
-
-DATA = {"one": make_data(), "mixture": make_mixture()}
+PARTS = [make_data(size, size, 1000 * n) for n, size in enumerate((50, 7, 20))]  # windows from 0, 1000 and 2000 on
+DATA = {"one": make_data(), "mixture": mix("a mixture", PARTS, (2.0, 0.5, 1.5))}
 
 
 def take(count: int, data: str = "one", **kwargs) -> np.ndarray:
@@ -63,12 +59,16 @@ def test_a_mixture_has_its_shares_in_every_stretch_and_its_parts_whole_epochs():
         assert (first != second).any()
     for stretch in stream.reshape(-1, 80) // 1000:
         np.testing.assert_allclose(np.bincount(stretch, minlength=3) / 80, [0.5, 0.125, 0.375], atol=0.03)
+    twins = [mix("twins", [make_data(), make_data(offset=1000)], weights) for weights in ((1, 1), (2, 2), (1, 2))]
+    stream = next(train_batches(twins[0], batch_size=100, seed=0))[:, 0]
+    assert (stream[stream < 1000] != stream[stream >= 1000] - 1000).any()  # each has an order of its own
+    one, same, other = (data.info["corpus_sha256"] for data in twins)  # which tells a run if it has its text again
+    assert one == same != other
 
 
 def test_a_mixture_holds_out_windows_in_its_shares():
     heldout = np.concatenate(list(heldout_batches(DATA["mixture"], batch_size=4)))[:, 0]
-    counts = np.bincount(heldout // 1000)
-    assert counts.tolist() == [26, 6, 20]  # all 20 of the part that has fewest for its share
+    assert np.bincount(heldout // 1000).tolist() == [26, 6, 20]  # all 20 of the part that has fewest for its share
     assert len(set(heldout)) == 52
     assert heldout[25] > 45
     few = mix("few", [make_data(heldout=3), make_data(heldout=2)], (0.7, 0.3))
