@@ -112,8 +112,10 @@ class Loop:
                 compile_programs(programs, state, windows, step, self.log)
             transition = transition_before(config, step)
             profile_turns = self.profile.turns(step)
-            if profile_turns or transition in ("enter", "leave"):
-                self._handle_pending(state)  # or it would seem to take as long as the transition
+            # It would seem to take as long as the transition; and if too many bad steps stop the run, its last step
+            # would be taken, and never what follows that.
+            if profile_turns or transition in ("enter", "leave") or step + 1 == config.steps:
+                self._handle_pending(state)
             if profile_turns:
                 self.profile.turn()
                 self.log.summary.spent_on("profile")
