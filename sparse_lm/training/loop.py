@@ -110,11 +110,11 @@ class Loop:
             if step == start:
                 programs = programs_from(step, config, self.trainer, self.transitions, self.evaluations)
                 compile_programs(programs, state, windows, step, self.log)
+            done, last = step + 1, step + 1 == config.steps
             transition = transition_before(config, step)
             profile_turns = self.profile.turns(step)
-            # It would seem to take as long as the transition; and if too many bad steps stop the run, its last step
-            # would be taken, and never what follows that.
-            if profile_turns or transition in ("enter", "leave") or step + 1 == config.steps:
+            # No transition is timed with it, and if it is one bad step too many, the last step is not taken.
+            if profile_turns or transition in ("enter", "leave") or last:
                 self._handle_pending(state)
             if profile_turns:
                 self.profile.turn()
@@ -127,8 +127,6 @@ class Loop:
                 state, metrics = self.trainer.steps[config.phase(step)](state, windows)
             # Now that the device has this step to work on, handle the one before.
             self._handle_pending(state, dispatched=(step, transition_metrics | metrics))
-            done = step + 1
-            last = done == config.steps
             evaluates, saves = (last or done % every == 0 for every in (config.eval_every, config.checkpoint_every))
             if last and config.phase(step) == "sparse" and config.sparsity.leave:
                 state, _ = self.transitions["leave"](state, windows)
