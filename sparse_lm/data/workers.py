@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import logging
@@ -59,14 +60,22 @@ class Workers(contextlib.AbstractContextManager):
         progress = Progress(f"{what}, parts", len(tasks), stream=sys.stderr, line_seconds=LINE_SECONDS)
         with contextlib.closing(progress):
             try:
-                pool = self._pool
-                run = pool.map(function, *zip(*tasks, strict=True)) if pool else itertools.starmap(function, tasks)
+                run = self._results(function, tasks) if self._pool else itertools.starmap(function, tasks)
                 for done, result in enumerate(run, 1):
                     progress.update(done, show_time_left((len(tasks) / done - 1) * (time.monotonic() - start)))
                     yield result
             except BrokenProcessPool as error:
                 raise DataError("a process was killed: if memory ran out, use fewer with --processes") from error
         _log.info("%s: done in %s", what, duration(time.monotonic() - start))
+
+    def _results(self, function: Callable, tasks: Sequence[tuple]) -> Iterator[Any]:
+        """Yields what `ProcessPoolExecutor.map` would, which cancels tasks when it is left.
+
+        A pool of Python 3.11 that then finds its processes killed prints a traceback.
+        """
+        futures = collections.deque(self._pool.submit(function, *task) for task in tasks)
+        while futures:
+            yield futures.popleft().result()
 
 
 def _begin(threads: int) -> None:

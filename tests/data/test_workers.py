@@ -37,7 +37,8 @@ def test_several_processes_give_results_in_order_and_say_what_goes_wrong():
 
 
 INTERRUPTED = """
-import signal
+import signal, time
+from concurrent.futures import ProcessPoolExecutor
 from sparse_lm import prepare_data
 from sparse_lm.data import builder, corpus
 from tests.data.test_workers import linger
@@ -45,6 +46,8 @@ from tests.data.test_workers import linger
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     corpus.PART_BYTES, builder.survey_documents = 1, linger
+    shutdown = ProcessPoolExecutor.shutdown  # later than the pool notices that its processes are dead
+    ProcessPoolExecutor.shutdown = lambda pool: (time.sleep(0.5), shutdown(pool))
     prepare_data.cli()
 """
 
