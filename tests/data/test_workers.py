@@ -66,10 +66,7 @@ def test_an_interrupt_and_a_kill_end_all_processes_at_once_and_only_a_kill_leave
     while len(list(text.glob("*.begun"))) < 2:
         assert run.poll() is None
         time.sleep(0.01)
-    if number == signal.SIGINT:
-        os.killpg(run.pid, number)  # as a terminal does it: to every process
-    else:
-        run.kill()
+    (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)  # a terminal interrupts every process
     _, errors = run.communicate(timeout=30)  # the tasks' processes hold the stream until they end
     assert "Traceback" not in errors
     if number == signal.SIGINT:
