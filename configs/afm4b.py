@@ -8,11 +8,10 @@ Its FFN is 73% of the FLOPs at 4096 tokens, so that sparsity has more to gain th
 its layers with a vocabulary of 16,384 and 32 x 1024 tokens a step, on one H200. A dense step takes 163 ms, a sparse one
 74 ms (experiments/results/step_afm_4_layers_h200.json). 100 M tokens at a rate of 2.5e-4 reach dense's held-out loss in
 about 0.66 of its time (experiments/results/time_afm_4_layers_h200.json); with `sparsity.m` = 32, an eighth of the
-neurons for a token, in 0.61 (two seeds, time_afm_4_layers_rates_h200.json and time_afm_4_layers_m_32_h200.json). A step
-of all 36 layers takes 849 ms densely and 439 ms sparsely on four H200s, with 4 x 4096 tokens on each
-(experiments/results/step_afm4b_fsdp_4_h200.json). All layers are sparse in these numbers, where the first one stays
-dense here. A run of this length is not measured yet. Parameters and moments take 55 GB; gradients and activations come
-on top.
+neurons for a token, on 90% of the steps, in 0.59 (three seeds, docs/results.md). A step of all 36 layers takes 849 ms
+densely and 439 ms sparsely on four H200s, with 4 x 4096 tokens on each (step_afm4b_fsdp_4_h200.json there). All
+layers are sparse in these numbers, where the first one stays dense here. A run of this length is not measured yet.
+Parameters and moments take 55 GB; gradients and activations come on top.
 """
 
 from configs import llama1b
