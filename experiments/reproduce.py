@@ -77,27 +77,28 @@ _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_s
 _TIME = "python -m experiments.quality.time_to_loss --data=data/python --output=OUTPUT "
 ROWS = {
     "step_llama1b": Row(
-        _STEP + "--config=configs/llama1b.py --config.batch_size=8",
+        _STEP + "--config=configs/llama1b.py --config.sparsity.dense_layers=0",
         "one H200, in which it timed five recipes",
         "step_llama1b_h200.json",
         step,
     ),
     "step_afm": Row(
-        f"{_STEP}{_AFM} --config.batch_size=32 --config.seq_len=1024",
+        f"{_STEP}{_AFM} --config.sparsity.dense_layers=0 --config.batch_size=32 --config.seq_len=1024",
         "one H200, about 60 s",
         "step_afm_4_layers_h200.json",
         step,
     ),
     "step_afm4b": Row(
         "NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/afm4b.py --config.mesh.fsdp=4 "
-        "--config.batch_size=16 --recipes=dense,slices --traced=0 --rounds=3 --steps=5 --output=OUTPUT",
+        "--config.sparsity.dense_layers=0 --config.batch_size=16 --recipes=dense,slices --traced=0 --rounds=3 "
+        "--steps=5 --output=OUTPUT",
         "four H200s of one host",
         "step_afm4b_fsdp_4_h200.json",
         step,
     ),
     "step_gated": Row(
         "python -m experiments.bench.step --config=configs/llama32_1b.py --recipes=dense,dense_slices,fst,sste "
-        "--rounds=2 --steps=6 --output=OUTPUT",
+        "--config.sparsity.dense_layers=0 --rounds=2 --steps=6 --output=OUTPUT",
         "one H200",
         "step_llama32_1b_h200.json",
         functools.partial(step, recipe="dense_slices"),

@@ -9,9 +9,10 @@ r"""Times the whole training step, dense and each recipe in turns in one process
         --config.batch_size=16 --recipes=dense,slices --traced=0 \
         --output=experiments/results/step_llama7b_fsdp_4x_h200.json
 
-Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew. Tokens are random
-and already on the device. A step's time is that between the arrivals of its results and of those of the step before,
-with the next step already dispatched, as in training (`experiments.timing`). The results are written after every round.
+Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew. Layers that the
+configuration keeps dense (`sparsity.dense_layers`) are dense here. Tokens are random and already on the device. A
+step's time is that between the arrivals of its results and of those of the step before, with the next step already
+dispatched, as in training (`experiments.timing`). The results are written after every round.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
 
 WITHIN_DOCUMENTS = "_within_documents"  # at the end of a recipe's name: its attention stays within documents
 FP8 = "_fp8"  # likewise: dense products with weights are in FP8
-RECIPES |= {name + suffix: RECIPES[name] for name in ("dense", "slices") for suffix in (WITHIN_DOCUMENTS, FP8)}
+RECIPES |= {
+    name + suffix: RECIPES[name] for name in ("dense", "slices", "slices_2_32") for suffix in (WITHIN_DOCUMENTS, FP8)
+}
 
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 """Each kernel is launched for itself: the profiler does not see what CUDA graphs are made of."""
@@ -125,7 +128,8 @@ def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, l
 def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     changed = ml_collections.ConfigDict(base.to_dict())
     changed.sparsity = default().sparsity  # the base's knobs may be none of this recipe's
-    changed.sparsity.update(dict(end_step=changed.steps) | RECIPES[name])
+    kept = dict(end_step=changed.steps, dense_layers=base.sparsity.dense_layers)
+    changed.sparsity.update(kept | RECIPES[name])
     if name.endswith(WITHIN_DOCUMENTS):
         changed.model.document_separator = 0  # of random tokens any will do: a mask costs what it costs
     if name.endswith(FP8):
@@ -159,7 +163,7 @@ def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
         executed_utilisation=utilisation["executed_utilisation"],
         memory_gib=peak_gib(variant.step),
         compile_seconds=variant.compile_seconds,
-        sparsity=RECIPES[variant.name],
+        sparsity=RECIPES[variant.name] | dict(dense_layers=config.sparsity.dense_layers),
     )
 
 
@@ -217,7 +221,7 @@ def _percent(share: float | None) -> str:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
+    config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model, and sparsity.dense_layers.")
     flags.DEFINE_list("recipes", ["dense", "slices", "venom", "act24", "sste", "fst"], "Of RECIPES, by name.")
     flags.register_validator("recipes", lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
     flags.DEFINE_integer("rounds", 3, "Turns of each recipe.", lower_bound=1)

@@ -6,8 +6,9 @@ import types
 import jax
 import pytest
 
+from configs import tiny
 from experiments import timing
-from experiments.bench import step_parts
+from experiments.bench import step, step_parts
 from experiments.bench.hlo_collectives import collectives
 from tests import small
 from tests.clock import Clock
@@ -43,11 +44,11 @@ def waiting(clock, end_of_last):
     return end, metrics
 
 
-@pytest.mark.parametrize("step", [ahead, waiting])
-def test_every_time_is_of_a_whole_step(step, monkeypatch):
+@pytest.mark.parametrize("begin", [ahead, waiting])
+def test_every_time_is_of_a_whole_step(begin, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=clock))
-    _, seconds = timing.time_steps(lambda end, _: step(clock, end), 0.0, ["a", "b"], warmup=1, timed=4)
+    _, seconds = timing.time_steps(lambda end, _: begin(clock, end), 0.0, ["a", "b"], warmup=1, timed=4)
     assert seconds == pytest.approx(4 * [STEP])
 
 
@@ -86,6 +87,10 @@ def test_turns_and_steps_too_few_for_quartiles_are_refused_before_anything_compi
     results = run_each("experiments.bench.step", command_lines, tmp_path)
     for (flag, words), result in zip(allowed.items(), results, strict=True):
         assert_refused(result, f"flag {flag}: {words}")
+
+
+def test_layers_that_the_configuration_keeps_dense_are_dense():
+    assert step._with_recipe(tiny.get_config(), "slices").sparsity.dense_layers == 1
 
 
 PROGRAM = """\
