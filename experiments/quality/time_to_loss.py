@@ -289,6 +289,7 @@ if __name__ == "__main__":
     flags.DEFINE_enum("suite", None, list(SUITES), "Set of runs.", required=True)
     flags.DEFINE_list("runs", [], "Names of runs; all of the suite by default.")
     flags.DEFINE_list("seeds", ["0"], "Seeds of each run.")
+    flags.register_validator("seeds", lambda seeds: all(map(str.isdecimal, seeds)), "must be whole numbers, 0 or more")
     flags.DEFINE_multi_string(
         "queue", [], "What one GPU runs, name:seed,name:seed,...; repeated, in the order of --gpus."
     )
