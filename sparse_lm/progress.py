@@ -43,12 +43,13 @@ class Progress:
         if self._bar:
             self._bar.update(self._task, completed=done, description=" | ".join(facts) if facts else None)
 
-    def note(self, text: str) -> None:
-        """Prints a line that stays."""
+    def note(self, done: int, text: str) -> None:
+        """Prints a line that stays, such as "step 5: saving"."""
+        line = f"{self._what} {done}: {text}"
         if self._bar:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(line, markup=False, highlight=False)
         else:
-            print(text, file=self._stream, flush=True)
+            print(line, file=self._stream, flush=True)
 
     @contextlib.contextmanager
     def busy(self, done: int, what: str) -> Iterator[None]:
@@ -56,9 +57,9 @@ class Progress:
         start = time.monotonic()
         self.move(done, what)
         if not self._bar:
-            self.note(what)
+            self.note(done, what)
         yield
-        self.note(f"{what}: {duration(time.monotonic() - start)}")
+        self.note(done, f"{what}: {duration(time.monotonic() - start)}")
 
     def close(self) -> None:
         """Leaves the bar as it is."""

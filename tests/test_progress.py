@@ -33,9 +33,9 @@ def test_terminal_sees_a_bar_and_lines_that_stay(monkeypatch):
         steps.move(4)
         with steps.busy(5, "compiling [x]"):
             clock.now += 62
-        steps.note("step 5: saving")
+        steps.note(5, "saving")
         steps.close()
-    lines = ["compiling [x]: 1 min 02 s", "step 5: saving"]
-    assert log.getvalue().splitlines() == ["compiling [x]", *lines]
+    lines = ["step 5: compiling [x]: 1 min 02 s", "step 5: saving"]
+    assert log.getvalue().splitlines() == ["step 5: compiling [x]", *lines]
     for shown in ("5/9", "compiling [x]", *lines):
         assert shown in terminal.getvalue()

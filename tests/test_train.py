@@ -15,6 +15,7 @@ from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.errors import ConfigError
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_texts
+from sparse_lm.progress import Progress
 from sparse_lm.report import report
 from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
@@ -22,7 +23,6 @@ from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
-from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
 from tests.command_lines import run
 from tests.runs import command, flags, lines, small_config, start_until, trace
@@ -109,7 +109,7 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
         return (read.append(len(windows)) or windows for windows in heldout_batches(*args, **options))
 
     monkeypatch.setattr(loop, "heldout_batches", recorded)
-    monkeypatch.setattr(StepLog, "note", lambda log, step, text: flips.extend(["sparse"] * ("phase" in text)))
+    monkeypatch.setattr(Progress, "note", lambda _, step, text: flips.extend(["sparse"] * text.endswith("phase")))
     monkeypatch.setattr(loop, "RunSummary", functools.partial(RunSummary, clock=lambda: 100.0 * len(read + flips)))
     assert loop.train(config, str(tmp_path))
     assert (read, len(flips)) == ([1, 1, 1], 2)

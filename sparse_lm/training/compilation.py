@@ -42,7 +42,7 @@ def compile_programs(programs: dict[str, Any], state: TrainState, windows: Array
     transitions = ", the phase transitions" if {"enter", "refresh", "leave"} & set(programs) else ""
     longest_first = sorted(programs, key=lambda name: name != "sparse")
     with (
-        log.busy(step, f"compiling the {' and the '.join(phases)} step{transitions} and evaluation"),
+        log.progress.busy(step, f"compiling the {' and the '.join(phases)} step{transitions} and evaluation"),
         ThreadPoolExecutor(1 if jax.process_count() > 1 else None) as threads,  # all processes in the same order
     ):
         # Python lowers as fast one after the other as all at a time, and so XLA has the first one earlier.

@@ -121,7 +121,7 @@ class Loop:
                 self.log.summary.spent_on("profile")
             transition_metrics: Metrics = {}
             if transition:
-                self.log.note(step, _LINES[transition])
+                self.log.progress.note(step, _LINES[transition])
                 state, transition_metrics = self.transitions[transition](state, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.steps[config.phase(step)](state, windows)
@@ -178,7 +178,7 @@ class Loop:
         config = self.config
         batches = heldout_batches(self.data, batch_size=config.batch_size, windows=config.data.eval_windows)
         evaluate = self.evaluations[config.phase_after(step + 1)]
-        self.log.begin(step + 1, "evaluating")
+        self.log.progress.move(step + 1, "evaluating")
         results = evaluate(state.params, state.recipe_state, batches)
         self.log.summary.spent_on("evaluation")
         return results
@@ -186,7 +186,7 @@ class Loop:
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
         self.log.summary.write()  # first, so that no checkpoint is ahead of it
         self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
-        self.log.note(step, "saving")
+        self.log.progress.note(step, "saving")
         self.log.summary.spent_on("checkpoint")
 
     def _stop(self, state: TrainState, step: int) -> bool:

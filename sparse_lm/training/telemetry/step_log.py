@@ -24,7 +24,7 @@ class StepLog(contextlib.AbstractContextManager):
     """Times the steps of this process and writes their metrics. Use it as a context manager.
 
     The first step of a phase is not timed, because it waits for the transition before it. `directory` is where this
-    process writes (`processes.reports_directory`), `start` its first step.
+    process writes (`processes.reports_directory`), `start` its first step. `progress` counts the steps done.
     """
 
     def __init__(self, config: Config, directory: str, summary: RunSummary, start: int, wandb: bool = False):
@@ -33,7 +33,7 @@ class StepLog(contextlib.AbstractContextManager):
         self._schedule = learning_rate(config)
         float(self._schedule(start))  # compiles, which is no step's time
         self._writer = MetricsWriter(directory, start, open_run(directory, config) if wandb else None)
-        self._progress = Progress("step", config.steps, start)
+        self.progress = Progress("step", config.steps, start)
         self._phase: str | None = None  # of the step before
         self._times: list[float] = []  # of the steps since the last line, in the same phase
         self._step_times: dict[str, float] = {}  # by phase, as last written
@@ -48,20 +48,8 @@ class StepLog(contextlib.AbstractContextManager):
         else:
             self._times.clear()
         self._phase = phase
-        self._progress.move(step + 1)
+        self.progress.move(step + 1)
         return skipped_in_a_row
-
-    def note(self, step: int, text: str) -> None:
-        """Prints a line that stays, about the state after `step` steps."""
-        self._progress.note(f"step {step}: {text}")
-
-    def begin(self, step: int, what: str) -> None:
-        """Shows on a terminal what is done after `step` steps, until the next line is written."""
-        self._progress.move(step, what)
-
-    def busy(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
-        """Says what takes long, before `step`, and how long it took."""
-        return self._progress.busy(step, f"step {step}: {what}")
 
     def write(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
         """Writes and shows a settled step, if it is one to log or has held-out results."""
@@ -92,10 +80,10 @@ class StepLog(contextlib.AbstractContextManager):
         self.summary.logged(self._writer.write(step, line))
         if results:
             loss_, bits = results["loss"], results["bits_per_byte"]
-            self.note(step + 1, f"held-out loss {loss_:.4f} nats per token, {bits:.4f} bits per byte")
+            self.progress.note(step + 1, f"held-out loss {loss_:.4f} nats per token, {bits:.4f} bits per byte")
         shown_speed = "- tokens/s" if speed is None else f"{speed:,.0f} tokens/s"
         left = show_time_left(self._seconds_left(step + 1))
-        self._progress.update(step + 1, phase, f"loss {loss:.4f}", shown_speed, left)
+        self.progress.update(step + 1, phase, f"loss {loss:.4f}", shown_speed, left)
 
     def _seconds_left(self, done: int) -> float | None:
         """Estimates what is left of training, without evaluations and saves; None before the first timed step.
@@ -110,5 +98,5 @@ class StepLog(contextlib.AbstractContextManager):
         return sum(steps * self._step_times.get(phase, mean) for phase, steps in left.items())
 
     def __exit__(self, *error: object) -> None:
-        self._progress.close()
+        self.progress.close()
         self._writer.__exit__(*error)

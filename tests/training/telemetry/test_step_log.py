@@ -45,5 +45,5 @@ def test_a_terminal_sees_that_an_evaluation_has_begun(tmp_path, monkeypatch, cap
         monkeypatch.setattr(sys, "stdout", stream)
         with RunSummary(tmp_path, CONFIG) as summary, StepLog(CONFIG, str(tmp_path), summary, 0) as log:
             log.settle(0, METRICS)
-            log.begin(1, "evaluating")
+            log.progress.move(1, "evaluating")
     assert "evaluating" in terminal.getvalue() and not capsys.readouterr().out
