@@ -57,22 +57,21 @@ def open_data(config: Config) -> Data:
     return data
 
 
-def _parse_mixture(config: Config) -> dict[str, float]:
+def _parse_mixture(config: Config) -> dict[Path, float]:
     """Returns the directories that `data.path` names, and their weights: the only one, or such as a:0.7,b:0.3."""
     path = config.data.path
     if Path(path).exists() or "," not in path:
-        return {path: 1.0}
+        return {Path(path): 1.0}
     items = [re.fullmatch(r"\s*(.+):(\d+\.?\d*|\.\d+)\s*", item) for item in path.split(",")]
-    weights = {item[1]: float(item[2]) for item in items if item}
+    weights = {Path(item[1]): float(item[2]) for item in items if item}
     if len(weights) < len(items) or not all(0 < weight < math.inf for weight in weights.values()):
         reason = "must be a directory, or several different ones with weights above 0, such as data/a:0.7,data/b:0.3"
         raise ConfigError("data.path", path, reason)
     return weights
 
 
-def _open_path(config: Config, path: str, tokenizer: Tokenizer | None) -> Data:
+def _open_path(config: Config, directory: Path, tokenizer: Tokenizer | None) -> Data:
     """Opens windows that `prepare_data` wrote."""
-    directory = Path(path)
     if not is_prepared(directory):
         what = "is not prepared data: make it with sparse_lm.prepare_data" if directory.exists() else "does not exist"
         raise ConfigError("data.path", config.data.path, f"{directory} {what}")

@@ -169,6 +169,7 @@ def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, toke
                 f"{path}:1,",
                 f"{path}:0,{path}x:1",
                 f"{path}:1,{path}:1",
+                f"{path}:1,{path}/:1",
                 f"{path}:1,{path}x:1{'0' * 309}",
             )
         },
