@@ -22,8 +22,8 @@ from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.attention import Attention, KVCache, document_mask
-from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import Ffn, FfnInputs
+from sparse_lm.model.loss import unembed
 from sparse_lm.model.mixture import BIAS, Mixture
 from sparse_lm.model.remat import remat
 from sparse_lm.recipes import DENSE, Recipe
@@ -72,6 +72,21 @@ class Layer(nnx.Module):
         x, normed = _add_norm(x, attended, self.ffn_norm, self.config, axes, **options)
         out, stats = self.ffn(normed.reshape(-1, x.shape[-1]), ffn_inputs, recipe=recipe, axes=axes)  # of [T, D]
         return x + out.reshape(x.shape), stats
+
+
+class Embedding(nnx.Module):
+    """A table of one vector a token: `embedding` f32[V, D]."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embedding = nnx.Param(initializers.matrix(rngs.params(), config.vocab_size, config.dim))
+
+    @functools.partial(jax.named_call, name="embed")
+    def __call__(self, tokens: Array, axes: Axes = ONE_DEVICE) -> Array:
+        """Computes int32[...] -> [..., D] in the computation's dtype."""
+        # Cast after the lookup, not before: the gradient is then scattered in float32, which a GPU adds atomically in
+        # hardware. In bfloat16 each addition is a compare-and-swap loop, and tokens that occur often queue up.
+        return read(self.embedding[...], axes, self.config.dtype)[tokens].astype(self.config.dtype)
 
 
 class Llama(nnx.Module):

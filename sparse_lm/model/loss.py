@@ -30,12 +30,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm import ops
-from sparse_lm.model.embedding import unembed
 from sparse_lm.ops import fp8
 from sparse_lm.ops.cross_entropy import odds_of_logits
 
 _TILE, _LARGE = 256, 8192  # classes; from so many on the padding takes 3% of the time at most
 _ONE = 2.0**15  # a probability of 1 in e5m2, whose numbers then reach from 2^-31 to 1.75
+
+
+def unembed(hidden: Array, table: Array) -> Array:
+    """Computes logits f32[..., V] of hidden [..., D]: the product takes operands in hidden's dtype, sums in float32."""
+    return jnp.matmul(hidden, table.astype(hidden.dtype).T, preferred_element_type=jnp.float32)
 
 
 def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) -> Array:

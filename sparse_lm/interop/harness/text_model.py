@@ -18,7 +18,7 @@ from tqdm import tqdm
 from sparse_lm.errors import UserError
 from sparse_lm.model import llama
 from sparse_lm.model.decode import round_up
-from sparse_lm.model.embedding import unembed
+from sparse_lm.model.loss import unembed
 
 
 class HarnessError(UserError):
