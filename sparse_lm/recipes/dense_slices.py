@@ -49,7 +49,7 @@ class DenseSlices(Recipe):
 
     name = "dense_slices"
     products: ClassVar = dict.fromkeys(PRODUCTS, "none, at the expert's neurons")
-    State = Centroids
+    State: ClassVar[type] = Centroids
     computes = ACTIVATIONS
     takes_order = True
     enter_reads_inputs = True
@@ -61,29 +61,28 @@ class DenseSlices(Recipe):
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
         yield "v", self.v, self.v > 0, "must be positive"
-        yield "m", self.m, self.m >= 4 and self.m % 4 == 0, "must be a multiple of 4"
-        yield "m", self.m, shape.neurons % self.m == 0, f"must divide the {shape.neurons} neurons"
+        yield from rules_of_m(self.m, shape)
         allowed = f"must be at most 4 times the {shape.tokens} tokens of a microbatch"
         yield "m", self.m, not shape.tokens or self.experts <= shape.tokens, allowed
 
     def work(self) -> dict[str, float]:
         return dict.fromkeys(PRODUCTS, 1 / self.experts)
 
-    def init_state(self, w1: Array, w2: Array) -> Centroids:
+    def init_state(self, w1: Array, w2: Array) -> Any:
         return Centroids(jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Centroids, Array]:
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Any, Array]:
         self.check(w1, w2, x)
         x = routing.tokens_of(x, "enter(w1, w2, x)")
         centroids = routing.cluster(x, self.experts)
         y, _, _ = activate(x @ w1.astype(x.dtype).T, self.activation)
         return Centroids(centroids), routing.order_neurons(x, y, centroids, self.shards)
 
-    def refresh(self, w1: Array, w2: Array, state: Centroids, x: Array | None = None) -> tuple[Centroids, Stats]:
+    def refresh(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Any, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
         self._check_arrays(w1, w2, x)
         x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
-        return Centroids(routing.update_centroids(x, state.centroids)), {}
+        return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         experts = routing.assign_tokens(x, ffn.state.centroids)
@@ -111,3 +110,9 @@ class DenseSlices(Recipe):
         parts = self.parts(ffn.axes)
         outer, inner = (self.experts, parts) if back else (parts, self.experts)
         return w if parts == 1 else w.reshape(outer, inner, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
+
+
+def rules_of_m(m: int, shape: Shape) -> Iterator[Rule]:
+    """Yields what m must fulfil, of every m neurons of which 4 are computed."""
+    yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
+    yield "m", m, shape.neurons % m == 0, f"must divide the {shape.neurons} neurons"

@@ -43,6 +43,7 @@ from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, InSlots, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.dense_slices import DenseSlices
 from sparse_lm.recipes.groups import fitting_block, group_by_expert
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, soft_threshold
 
@@ -54,17 +55,11 @@ class RoutedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slices(SoftThreshold24):
-    """Trains each token with one of m / 4 slices of the neurons, 2:4 inside.
+class Slices(SoftThreshold24, DenseSlices):
+    """Trains each token with one of m / 4 slices of the neurons, 2:4 inside: it keeps 2 of the 4 in every m.
 
-    Attributes:
-      m: a token computes 4 of every m neurons, and keeps 2 of these; m / 4 is the number of experts.
-      v: tokens of a block, as kernels take them; fewer tokens than that take smaller blocks. An expert's tokens are
-        padded to whole blocks.
+    Experts, knobs and `refresh` are those of `DenseSlices`.
     """
-
-    m: int = 16
-    v: int = 256
 
     name = "slices"
     products: ClassVar = {
@@ -77,20 +72,12 @@ class Slices(SoftThreshold24):
     }
     State = RoutedState
     computes = (SQUARED_RELU, "gated_relu2")
-    takes_order = True
     stochastic = True
-    enter_reads_inputs = True
     leave_reads_inputs = True
-    refreshes = True
-
-    @property
-    def experts(self) -> int:
-        return self.m // 4
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
-        yield from block_rules(self.v, self.m, shape)
-        allowed = f"must be at most 4 times the {shape.tokens} tokens of a microbatch"
-        yield "m", self.m, not shape.tokens or self.experts <= shape.tokens, allowed
+        yield from block_rules(self.v, shape)
+        yield from super().rules(shape)
 
     def work(self) -> dict[str, float]:
         return {product: 0.5 / self.experts for product in self.products}
@@ -106,12 +93,6 @@ class Slices(SoftThreshold24):
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
         y, _, _ = activate(x @ w1_sparse.T, self.activation)
         return RoutedState(*scales, centroids), routing.order_neurons(x, y, centroids, self.shards)
-
-    def refresh(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[RoutedState, Stats]:
-        """Moves the centroids to where their tokens are. Neurons stay where they are."""
-        self._check_arrays(w1, w2, x)
-        x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
-        return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 
     def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:
         """Returns the weights that the sparse forward used, with neurons turned away from tokens of other experts.
@@ -222,10 +203,8 @@ def rule_of_v(v: int) -> Rule:
     return "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
 
 
-def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
-    """Yields what blocks of v tokens, which keep 4 of every m neurons, must fulfil."""
+def block_rules(v: int, shape: Shape) -> Iterator[Rule]:
+    """Yields what v tokens of a block must fulfil for kernels, in training."""
     yield rule_of_v(v)
     allowed = f"must be at most the {shape.tokens} tokens of a microbatch on one device"
     yield "v", v, not shape.tokens or v <= shape.tokens, allowed
-    yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
-    yield "m", m, shape.neurons % m == 0, f"must divide the {shape.neurons} neurons"

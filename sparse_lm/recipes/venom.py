@@ -30,6 +30,7 @@ from sparse_lm import ops
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.base import FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.dense_slices import rules_of_m
 from sparse_lm.recipes.slices import RoutedState, block_rules
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24
 
@@ -62,7 +63,8 @@ class Venom(SoftThreshold24):
     stochastic = True
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
-        yield from block_rules(self.v, self.m, shape)
+        yield from block_rules(self.v, shape)
+        yield from rules_of_m(self.m, shape)
         yield "experts", self.experts, 0 < self.experts <= shape.neurons, f"must be in 1..{shape.neurons}"
 
     def work(self) -> dict[str, float]:
