@@ -117,6 +117,12 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
     assert logged == [(0, False, None), (3, False, 0), (4, True, None), (6, False, 0), (9, True, 0), (11, True, 0)]
 
 
+def test_what_a_refresh_tells_is_logged_whatever_its_step(corpus, tmp_path):
+    assert loop.train(small_config(corpus, "fst", log_every=5), str(tmp_path))
+    told = {line["step"]: "flip_rate" in line for line in lines(tmp_path)}
+    assert told == {0: False, 5: False, 6: True, 10: False, 11: False}  # a refresh before step 6; evaluations
+
+
 def test_the_seed_decides_the_order_of_the_data(corpus):
     data, runs = open_data(small_config(corpus)), [small_config(corpus, seed=seed) for seed in (0, 0, 1)]
     first, again, other = (np.array(next(run_data.device_batches(data, run, None, 0))) for run in runs)

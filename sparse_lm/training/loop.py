@@ -63,8 +63,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
             start = int(state.step)
             if start >= config.steps:
                 if (bad := int(state.skipped_in_a_row)) >= config.optimizer.max_skipped_steps:
-                    ended = f"this run is at its end, and the last {bad} of its {start} steps were bad"
-                    raise TooManyBadSteps(f"{workdir}: {ended}")
+                    raise TooManyBadSteps(f"{workdir}: at its end, and the last {bad} of its {start} steps were bad")
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
             print_overview(config, workdir, trainer, data, state)
@@ -123,6 +122,7 @@ class Loop:
             if transition:
                 self.log.progress.note(step, _LINES[transition])
                 state, transition_metrics = self.transitions[transition](state, windows)
+                self.log.told |= {step} if transition_metrics else set()
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.steps[config.phase(step)](state, windows)
             # Now that the device has this step to work on, handle the one before.

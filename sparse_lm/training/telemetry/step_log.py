@@ -37,6 +37,7 @@ class StepLog(contextlib.AbstractContextManager):
         self._phase: str | None = None  # of the step before
         self._times: list[float] = []  # of the steps since the last line, in the same phase
         self._step_times: dict[str, float] = {}  # by phase, as last written
+        self.told: set[int] = set()  # steps to log besides, of whose transitions there are metrics
         summary.begin(start)
 
     def settle(self, step: int, metrics: Metrics) -> int:
@@ -52,13 +53,13 @@ class StepLog(contextlib.AbstractContextManager):
         return skipped_in_a_row
 
     def write(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
-        """Writes and shows a settled step, if it is one to log or has held-out results."""
+        """Writes and shows a settled step, if it is one to log, or has held-out results or metrics of a transition."""
         config, phase = self._config, self._config.phase(step)
         loss, skipped_before = float(metrics["loss"]), int(metrics["skipped"])
         if int(metrics["skipped_in_a_row"]):
             skipped_before -= 1
             _log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
-        if step % config.log_every and not results:
+        if step % config.log_every and not results and step not in self.told:
             return
         step_time, speed = None, None
         if self._times:
