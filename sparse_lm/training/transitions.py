@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,12 +42,35 @@ def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None
     Each is a function (state, windows) -> (state, metrics), compiled on first use, where windows int32[B, S + 1] are
     the batch of the coming step. States are donated.
     """
+    sparsity, recipe = config.sparsity, config.sparsity.recipe
     recorded = functools.partial(_ffn_inputs, config=config, graphdef=graphdef, layout=layout)
-    transitions = {
-        "enter": functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded),
-        "refresh": functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded),
-        "leave": functools.partial(_leave_sparse, sparsity=config.sparsity, recorded=recorded),
-    }
+
+    def enter(state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
+        x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
+        recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
+        state = dataclasses.replace(state, recipe_state=recipe_state)
+        if order is None:
+            return state, {}
+        # Neurons move with their moments, so that the function computed stays.
+        orders = {("layers", "ffn", name): order for name in ffn_weights.MATRICES}
+        params, opt_state = sort_moments((state.params, state.opt_state), state.params, orders)
+        return dataclasses.replace(state, params=params, opt_state=opt_state), {}
+
+    def refresh(state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
+        x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
+        new, metrics = lax.map(lambda layer: recipe.refresh(*layer), (*matrices(state.params), state.recipe_state, x))
+        none = jax.tree.map(jnp.zeros_like, metrics)
+        metrics = ffn_weights.with_dense_layers(none, metrics, sparsity.dense_layers)  # where nothing is chosen anew
+        recipe_state = ffn_weights.with_dense_layers(state.recipe_state, new, sparsity.dense_layers)
+        return dataclasses.replace(state, recipe_state=recipe_state), metrics
+
+    def leave(state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
+        x = recorded(state, windows, recipe) if recipe.leave_reads_inputs else None
+        params = dense_params(state.params, state.recipe_state, sparsity, x)
+        recipe_state = jax.vmap(recipe.refit)(*matrices(params), state.recipe_state)
+        return dataclasses.replace(state, params=params, recipe_state=recipe_state), {}
+
+    transitions = {"enter": enter, "refresh": refresh, "leave": leave}
     return {name: compiled(transition, config, layout) for name, transition in transitions.items()}
 
 
@@ -69,42 +91,6 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig, x:
     effective = lax.map(lambda layer: sparsity.recipe.leave(*layer), (*matrices(params), recipe_state, x))
     whole = ffn_weights.with_dense_layers(matrices(params), effective, sparsity.dense_layers)
     return ffn_weights.with_matrices(params, *whole)
-
-
-def _enter_sparse(
-    state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable
-) -> tuple[TrainState, Metrics]:
-    """Takes a state to the sparse phase of a recipe; `recorded` is called with state, windows and the recipe so far."""
-    x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
-    recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
-    state = dataclasses.replace(state, recipe_state=recipe_state)
-    if order is None:
-        return state, {}
-    # Neurons move with their moments, so that the function computed stays.
-    orders = {("layers", "ffn", name): order for name in ffn_weights.MATRICES}
-    params, opt_state = sort_moments((state.params, state.opt_state), state.params, orders)
-    return dataclasses.replace(state, params=params, opt_state=opt_state), {}
-
-
-def _refresh(
-    state: TrainState, windows: Array, *, sparsity: SparsityConfig, recorded: Callable
-) -> tuple[TrainState, Metrics]:
-    recipe = sparsity.recipe
-    x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
-    new, metrics = lax.map(lambda layer: recipe.refresh(*layer), (*matrices(state.params), state.recipe_state, x))
-    none = jax.tree.map(jnp.zeros_like, metrics)
-    metrics = ffn_weights.with_dense_layers(none, metrics, sparsity.dense_layers)  # where nothing is chosen anew
-    recipe_state = ffn_weights.with_dense_layers(state.recipe_state, new, sparsity.dense_layers)
-    return dataclasses.replace(state, recipe_state=recipe_state), metrics
-
-
-def _leave_sparse(
-    state: TrainState, windows: Array, *, sparsity: SparsityConfig, recorded: Callable
-) -> tuple[TrainState, Metrics]:
-    x = recorded(state, windows, sparsity.recipe) if sparsity.recipe.leave_reads_inputs else None
-    params = dense_params(state.params, state.recipe_state, sparsity, x)
-    recipe_state = jax.vmap(sparsity.recipe.refit)(*matrices(params), state.recipe_state)
-    return dataclasses.replace(state, params=params, recipe_state=recipe_state), {}
 
 
 def _recorded(recipe: Recipe, stride: int) -> Recipe:
