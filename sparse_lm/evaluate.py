@@ -38,7 +38,7 @@ from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
 from sparse_lm.training.environment import check_implementation
-from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
 from sparse_lm.training.telemetry.metrics import to_json
 from sparse_lm.training.workdir import load_config
@@ -58,7 +58,7 @@ def evaluate(
     run's tokenizer; None for the run's own.
 
     Returns:
-      step, loss, perplexity and bits_per_byte, as `make_evaluation` defines them.
+      step, loss, perplexity and bits_per_byte, as `Evaluation` defines them.
 
     Raises:
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
@@ -81,7 +81,7 @@ def evaluate(
         raise DataError(f"--data={data}: {error.allowed}") from error
     check_same_tokenizer(workdir, config, opened)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
-    evaluation = make_evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
+    evaluation = Evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
     batches = heldout_batches(opened, batch_size=config.batch_size, windows=0)
     return {"step": step, **evaluation(params, recipe_state, batches)}
 

@@ -67,14 +67,14 @@ def compiled_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "make_trainer", lambda config: small.compiled(config)[0])
         patch.setattr(loop, "make_transitions", lambda config, *_: small.compiled(config)[1])
-        made, make = {}, evaluation.make_evaluation
+        made, make = {}, evaluation.Evaluation
 
         def cached(config, graphdef, bytes_per_token, recipe=DENSE, layout=None):
             key = small.computed(config), bytes_per_token.tobytes(), recipe, layout is None
             return made.get(key) or made.setdefault(key, make(config, graphdef, bytes_per_token, recipe, layout))
 
-        patch.setattr(evaluation, "make_evaluation", cached)
-        patch.setattr(evaluate, "make_evaluation", cached)
+        patch.setattr(evaluation, "Evaluation", cached)
+        patch.setattr(evaluate, "Evaluation", cached)
         yield
 
 

@@ -25,7 +25,7 @@ from sparse_lm.model import llama
 from sparse_lm.recipes import SSte
 from sparse_lm.recipes.soft_threshold import Scales
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
-from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import load_config, save_config
 from tests.command_lines import assert_refused, run_each
@@ -100,7 +100,7 @@ def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(
     assert dense["loss"] == pytest.approx(sparse["loss"], rel=1e-6)
     config, (params, _, _) = load_config(workdir), restore_params(workdir, 20)
     data = open_data(config)
-    evaluation = make_evaluation(config, llama.graphdef(MODEL), data.bytes_per_token)
+    evaluation = Evaluation(config, llama.graphdef(MODEL), data.bytes_per_token)
     of_master_weights = evaluation(params, None, heldout_batches(data, batch_size=5))
     assert abs(of_master_weights["loss"] - dense["loss"]) > 1e-3
 

@@ -29,7 +29,7 @@ from sparse_lm.errors import WorkdirError
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_model
-from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import FILE as DATA
 from sparse_lm.training.run_data import check_same_tokenizer
@@ -144,7 +144,7 @@ def evaluate_on(workdir: Path, config: Config, path: str) -> float:
     data = open_data(config)
     check_same_tokenizer(workdir, config, data)
     params, recipe, recipe_state, _ = restore_model(workdir, config)
-    evaluate = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
+    evaluate = Evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=config.data.eval_windows)
     return evaluate(params, recipe_state, batches)["loss"]
 

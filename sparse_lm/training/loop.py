@@ -93,7 +93,7 @@ class Loop:
         self.transitions = make_transitions(config, trainer.graphdef, trainer.layout)
         options = config, trainer.graphdef, self.data.bytes_per_token
         self.evaluations = {
-            phase: evaluation.make_evaluation(*options, config.recipe(phase), trainer.layout)
+            phase: evaluation.Evaluation(*options, config.recipe(phase), trainer.layout)
             for phase in ("dense", "sparse")
         }
 

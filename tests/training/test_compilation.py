@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.training.compilation import compile_programs, programs_from
-from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import COMPILE_EVENTS, RunSummary, read_summary
 from tests import small
@@ -84,7 +84,7 @@ def test_an_evaluation_that_was_compiled_ahead_compiles_nothing(mesh, caplog):
     trainer, _ = small.compiled(config)
     layout, windows = trainer.layout, np.asarray(small.windows(config))
     state, bytes_per_token = trainer.init(), np.ones(config.model.vocab_size, np.int32)
-    evaluation = make_evaluation(config, trainer.graphdef, bytes_per_token, config.recipe("sparse"), layout)
+    evaluation = Evaluation(config, trainer.graphdef, bytes_per_token, config.recipe("sparse"), layout)
     with jax.log_compiles():
         evaluation.lower(state, (layout.place_rows if layout else jax.device_put)(windows)).compile()
         assert any(message.startswith("Compiling") for message in caplog.messages)

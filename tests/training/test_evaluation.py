@@ -9,7 +9,7 @@ from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.model import llama
 from sparse_lm.recipes import Act24, Venom
 from sparse_lm.training import ffn_weights
-from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.evaluation import Evaluation
 from tests.model.numpy_llama import cross_entropy
 from tests.model.test_llama import logits
 
@@ -30,7 +30,7 @@ def batches(windows: np.ndarray, size: int) -> list[np.ndarray]:
 
 def evaluate(model, windows: np.ndarray = WINDOWS, config: Config = CONFIG) -> dict[str, float]:
     graphdef, params = model
-    run = make_evaluation(config, graphdef, BYTES_PER_TOKEN)
+    run = Evaluation(config, graphdef, BYTES_PER_TOKEN)
     return run(params, None, batches(windows, config.batch_size))
 
 
@@ -56,7 +56,7 @@ def test_sparse_evaluation_leaves_dense_layers_dense(model):
 
     def sparse_loss(dense_layers):
         sparsity = SparsityConfig(recipe=Act24(), dense_layers=dense_layers)
-        run = make_evaluation(dataclasses.replace(CONFIG, sparsity=sparsity), graphdef, BYTES_PER_TOKEN, Act24())
+        run = Evaluation(dataclasses.replace(CONFIG, sparsity=sparsity), graphdef, BYTES_PER_TOKEN, Act24())
         return run(params, None, batches(WINDOWS, 4))["loss"]
 
     dense = evaluate((graphdef, params))["loss"]
@@ -69,6 +69,6 @@ def test_what_is_trained_in_blocks_of_tokens_is_evaluated_token_by_token(model):
     graphdef, params = model
     recipe = Venom(v=4, m=8, experts=2)
     state, _ = jax.vmap(recipe.enter)(*ffn_weights.matrices(params))
-    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, recipe)
+    run = Evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, recipe)
     found, other = (run(params, state, batches(windows, 4)) for windows in (WINDOWS, WINDOWS[::-1]))
     assert found == pytest.approx(other, rel=1e-6)
