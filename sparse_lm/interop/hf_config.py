@@ -180,28 +180,23 @@ def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
 
 def _count(hf: Mapping[str, Any], key: str) -> int:
     value = hf.get(key)
-    if type(value) is not int or value < 1:
-        raise _unsupported(key, value, "must be a positive integer")
-    return value
+    return _checked(key, value, type(value) is int and value > 0, "must be a positive integer")
 
 
 def _number(key: str, value: Any) -> float:
-    if type(value) not in (int, float):
-        raise _unsupported(key, value, "must be a number")
-    return value
+    return _checked(key, value, type(value) in (int, float), "must be a number")
 
 
 def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = hf.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise _unsupported(key, value, "must be an object or null")
-    return value
+    return _checked(key, value, isinstance(value, Mapping), "must be an object or null")
 
 
 def _allow(key: str, value: Any, allowed: tuple, why: str = "") -> None:
-    if value not in allowed:
-        raise _unsupported(key, value, f"must be {' or '.join(map(repr, allowed))}{why}")
+    _checked(key, value, value in allowed, f"must be {' or '.join(map(repr, allowed))}{why}")
 
 
-def _unsupported(key: str, value: Any, allowed: str) -> ValueError:
-    return ValueError(f"config.json has {key} = {value!r}: {allowed}")
+def _checked(key: str, value: Any, ok: bool, allowed: str) -> Any:
+    if not ok:
+        raise ValueError(f"config.json has {key} = {value!r}: {allowed}")
+    return value
