@@ -28,18 +28,11 @@ from sparse_lm.config import Config
 from sparse_lm.errors import ConfigError
 
 _ROWS = P(None, ("tensor", "fsdp"))
-_NEURONS = P(None, ("expert", "tensor", "fsdp"))
 _SPECS = {
-    "q": _ROWS,
-    "k": _ROWS,
-    "v": _ROWS,
+    **dict.fromkeys(("q", "k", "v", "shared_up", "shared_down"), _ROWS),
     "o": P(None, "fsdp", "tensor"),
-    "up": _NEURONS,
-    "down": _NEURONS,
-    "shared_up": _ROWS,
-    "shared_down": _ROWS,
-    "embedding": P("fsdp"),
-    "unembed": P("fsdp"),
+    **dict.fromkeys(("up", "down"), P(None, ("expert", "tensor", "fsdp"))),
+    **dict.fromkeys(("embedding", "unembed"), P("fsdp")),
 }
 """The layout of parameters and their moments, by the last name in an array's path. Others are replicated."""
 
