@@ -137,8 +137,3 @@ def total(tree: Any, names: tuple[str, ...] | str | None) -> Any:
 def mean(tree: Any, names: tuple[str, ...]) -> Any:
     """Takes the mean over mesh axes; every device along them has it."""
     return lax.pmean(tree, names) if names else tree
-
-
-def fold_index(key: Array | None, names: tuple[str, ...] | str | None) -> Array | None:
-    """Makes a key of its own for each place along mesh axes."""
-    return jax.random.fold_in(key, jnp.asarray(index(names))) if names and key is not None else key

@@ -100,7 +100,7 @@ def experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer):
 
 def _forward_experts(recipe: Recipe, axes: Axes, x, w1, w2, gates, groups, state, key, weights, layer):
     saved = _Saved(x, None, w1, w2, state, key, weights, layer, gates, groups)
-    x, gates = groups.gather(x), groups.gather(gates)
+    x, gates = (collectives.gather(own, groups.axis) for own in (x, gates))  # of [To, n] all [T, n]
     of_pairs, stats, of_forward = recipe.forward_experts(groups.dispatch(x), _call(recipe, axes, saved, None))
     named = dict(of_forward=_named(of_forward), gates=_named(gates), groups=_named(groups))
     return (groups.combine(of_pairs, gates), stats), saved._replace(**named)
@@ -108,7 +108,7 @@ def _forward_experts(recipe: Recipe, axes: Axes, x, w1, w2, gates, groups, state
 
 def _backward_experts(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
     call, groups = _call_of_backward(recipe, axes, saved), saved.groups
-    x, do = groups.gather(saved.x), groups.gather(cotangents[0])
+    x, do = (collectives.gather(own, groups.axis) for own in (saved.x, cotangents[0]))
     do = groups.dispatch(do, saved.gates)
     dx, dw1, dw2, y_dy = recipe.backward_experts(groups.dispatch(x), saved.of_forward, do, call)
     dw1, dw2 = (collectives.sum_gradient(dw, axes.of_experts) for dw in (dw1, dw2))
@@ -141,8 +141,9 @@ def _call_of_backward(recipe: Recipe, axes: Axes, saved: _Saved) -> FfnCall:
         raise ValueError(
             f"the weight gradients of recipe {recipe.name!r} are stochastic: to be differentiated it needs key="
         )
-    key = collectives.fold_index(saved.key, axes.tensor or axes.expert)
-    return _call(recipe, axes, saved._replace(key=key), None)
+    if saved.key is not None and (split := axes.tensor or axes.expert):  # each device draws for its own neurons
+        saved = saved._replace(key=jax.random.fold_in(saved.key, collectives.index(split)))
+    return _call(recipe, axes, saved, None)
 
 
 @jax.named_call

@@ -54,10 +54,6 @@ class Groups:
         """Counts the pairs, T k."""
         return self.rows.position.shape[0]
 
-    def gather(self, x: Float[Array, "To n"]) -> Float[Array, "T n"]:
-        """Gathers what each device has of its own tokens."""
-        return collectives.gather(x, self.axis)
-
     def total(self, seen: HiddenStats) -> HiddenStats:
         """Sums over devices what was seen of their experts' hidden layers."""
         return collectives.total(seen, self.axis)
