@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
-from sparse_lm.recipes.base import PRECISIONS, Shape
+from sparse_lm.recipes.base import PRECISIONS, Rule, Shape
 
 if TYPE_CHECKING:
     from sparse_lm.config import Config
@@ -37,9 +37,6 @@ _ONE_OF = {
     "optimizer.schedule": ("cosine", "wsd"),
     "optimizer.moments": DTYPES,
 }
-
-Rule = tuple[str, bool, str]
-"""(key, is its value allowed, what is allowed)."""
 
 
 def one_of(key: str, value: str, names: tuple[str, ...]) -> Rule:
@@ -163,7 +160,7 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     of_parts = "" if c.parts == 1 else f" / {c.parts} parts ({_parts(c)})"
     yield "batch_size", tokens % 4 == 0, f"times seq_len{of_parts} = {tokens} tokens must be a multiple of 4"
     of_device = "" if tensor == 1 else ", of which each device along mesh.tensor has a part"
-    for key, _, ok, allowed in recipe.rules(Shape(m.dim, width // tensor, tokens)):
+    for key, ok, allowed in recipe.rules(Shape(m.dim, width // tensor, tokens)):
         yield f"sparsity.{key}", ok, allowed + of_device
 
 

@@ -47,7 +47,7 @@ class Act24(Recipe):
     takes_order = True
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
-        yield "dense_features", self.dense_features, 0 <= self.dense_features <= 1, "must be in 0..1"
+        yield "dense_features", 0 <= self.dense_features <= 1, "must be in 0..1"
 
     def work(self) -> dict[str, float]:
         of_gradients = 0.5 + 0.5 * self.dense_features

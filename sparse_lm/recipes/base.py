@@ -40,8 +40,8 @@ from sparse_lm.recipes.weight_forms import WeightForms, dense_forms
 PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
 PRECISIONS = ("bf16", "fp8")
 
-Rule = tuple[str, Any, bool, str]
-"""(knob, value, is it allowed, what is allowed)."""
+Rule = tuple[str, bool, str]
+"""(knob or key, is its value allowed, what is allowed)."""
 
 
 class Shape(NamedTuple):
@@ -208,9 +208,9 @@ class Recipe:
         neurons, dim = w2.shape
         if self.shards < 1 or neurons % self.shards:
             raise ValueError(f"shards = {self.shards} of recipe {self.name!r}: must divide the {neurons} neurons")
-        for knob, value, ok, allowed in self.rules(Shape(dim, neurons // self.shards)):
+        for knob, ok, allowed in self.rules(Shape(dim, neurons // self.shards)):
             if not ok:
-                raise ValueError(f"{knob} = {value!r} of recipe {self.name!r}: {allowed}")
+                raise ValueError(f"{knob} = {getattr(self, knob)!r} of recipe {self.name!r}: {allowed}")
         if (self.products and neurons % 4) or (self.sparse_weights and dim % 4):
             raise ValueError(f"w2 {[neurons, dim]}, [F, D], must have multiples of 4 for recipe {self.name!r}")
 

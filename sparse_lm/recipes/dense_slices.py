@@ -60,10 +60,10 @@ class DenseSlices(Recipe):
         return self.m // 4
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
-        yield "v", self.v, self.v > 0, "must be positive"
+        yield "v", self.v > 0, "must be positive"
         yield from rules_of_m(self.m, shape)
         allowed = f"must be at most 4 times the {shape.tokens} tokens of a microbatch"
-        yield "m", self.m, not shape.tokens or self.experts <= shape.tokens, allowed
+        yield "m", not shape.tokens or self.experts <= shape.tokens, allowed
 
     def work(self) -> dict[str, float]:
         return dict.fromkeys(PRODUCTS, 1 / self.experts)
@@ -114,5 +114,5 @@ class DenseSlices(Recipe):
 
 def rules_of_m(m: int, shape: Shape) -> Iterator[Rule]:
     """Yields what m must fulfil, of every m neurons of which 4 are computed."""
-    yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
-    yield "m", m, shape.neurons % m == 0, f"must divide the {shape.neurons} neurons"
+    yield "m", m >= 4 and m % 4 == 0, "must be a multiple of 4"
+    yield "m", shape.neurons % m == 0, f"must divide the {shape.neurons} neurons"

@@ -66,7 +66,7 @@ class Fst(Recipe):
     refreshes = True
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
-        yield "mask_decay", self.mask_decay, 0 <= self.mask_decay <= 1, "must be in 0..1"
+        yield "mask_decay", 0 <= self.mask_decay <= 1, "must be in 0..1"
 
     def init_state(self, w1: Array, w2: Array) -> Masks:
         return Masks(jnp.ones(w1.shape, bool), jnp.ones(w2.shape, bool), jnp.full((), jnp.nan, jnp.float32))

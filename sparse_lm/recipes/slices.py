@@ -200,11 +200,11 @@ def _rows_of_w1(neuron_ids: Array, ffn: FfnCall) -> Array:
 
 def rule_of_v(v: int) -> Rule:
     """Returns what a number of tokens of a block must fulfil for kernels."""
-    return "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
+    return "v", v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
 
 
 def block_rules(v: int, shape: Shape) -> Iterator[Rule]:
     """Yields what v tokens of a block must fulfil for kernels, in training."""
     yield rule_of_v(v)
     allowed = f"must be at most the {shape.tokens} tokens of a microbatch on one device"
-    yield "v", v, not shape.tokens or v <= shape.tokens, allowed
+    yield "v", not shape.tokens or v <= shape.tokens, allowed

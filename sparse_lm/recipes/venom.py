@@ -65,7 +65,7 @@ class Venom(SoftThreshold24):
     def rules(self, shape: Shape) -> Iterator[Rule]:
         yield from block_rules(self.v, shape)
         yield from rules_of_m(self.m, shape)
-        yield "experts", self.experts, 0 < self.experts <= shape.neurons, f"must be in 1..{shape.neurons}"
+        yield "experts", 0 < self.experts <= shape.neurons, f"must be in 1..{shape.neurons}"
 
     def work(self) -> dict[str, float]:
         kept_share = 4 / self.m
