@@ -15,16 +15,7 @@ from ml_collections import config_flags
 
 from sparse_lm import config as config_lib
 
-flags.disclaim_key_flags()  # the flag is one of the entry point that defines it, and so in its --help
-
 _FILE, _OVERRIDE = re.compile("--?config="), re.compile(r"--?(?:no)?config\.([^=]*)")
-
-
-def define_config_flag() -> None:
-    """Defines --config. `parse_flags` must parse the command line."""
-    help_text = "Configuration: a file such as configs/tiny.py, or config.json of a run to repeat."
-    config_flags.DEFINE_config_file("config", None, help_text)
-    flags.mark_flag_as_required("config")
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import jax
 from absl import flags
+from ml_collections import config_flags
 
 from sparse_lm import config_flag, entry_point
 from sparse_lm.config import parse
@@ -75,7 +76,9 @@ def _profiled(steps: int) -> range:
 
 
 def _define_flags() -> None:
-    config_flag.define_config_flag()
+    help_text = "Configuration: a file such as configs/tiny.py, or config.json of a run to repeat."
+    config_flags.DEFINE_config_file("config", None, help_text)  # which `config_flag.parse_flags` must parse
+    flags.mark_flag_as_required("config")
     flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
     flags.DEFINE_string("profile_steps", None, "first,end: steps first <= step < end are traced into the workdir.")
     flags.DEFINE_bool("wandb", False, "Log to Weights & Biases, too; WANDB_MODE=offline to the workdir only.")
