@@ -26,18 +26,8 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from sparse_lm.errors import WorkdirError
-from sparse_lm.training.checkpoints.saved_checkpoint import (
-    ITEMS,
-    MANIFEST,
-    MANIFEST_FILE,
-    DamagedCheckpoint,
-    SavedCheckpoint,
-    arrays_by_path,
-    eval_loss,
-    first_line,
-    make_manifest,
-    saved_checkpoints,
-)
+from sparse_lm.training.checkpoints import saved_checkpoint as saved
+from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint, SavedCheckpoint, saved_checkpoints
 from sparse_lm.training.mesh import processes
 
 _log = logging.getLogger(__name__)
@@ -62,10 +52,10 @@ class Checkpoints(contextlib.AbstractContextManager):
                 self._eval_losses[step] = checkpoint.eval_loss
         self._saving: int | None = None  # the last step given to `save`
         policies = ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)
-        handlers = {item: ocp.StandardCheckpointHandler() for item in ITEMS}
+        handlers = {item: ocp.StandardCheckpointHandler() for item in saved.ITEMS}
         self._manager = ocp.CheckpointManager(
             Path(workdir, "checkpoints").absolute(),
-            item_handlers=handlers | {MANIFEST: ocp.JsonCheckpointHandler(filename=MANIFEST_FILE)},
+            item_handlers=handlers | {saved.MANIFEST: ocp.JsonCheckpointHandler(filename=saved.MANIFEST_FILE)},
             options=ocp.CheckpointManagerOptions(
                 create=True,
                 cleanup_tmp_directories=True,
@@ -82,12 +72,12 @@ class Checkpoints(contextlib.AbstractContextManager):
         self.wait()
         if step == self._manager.latest_step():
             return
-        arrays = arrays_by_path(state)
+        arrays = saved.arrays_by_path(state)
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
-        manifest = make_manifest(step, arrays, self._run, numbers)
+        manifest = saved.make_manifest(step, arrays, self._run, numbers)
         items = {item: ocp.args.StandardSave(tree) for item, tree in unflatten_dict(arrays).items()}
-        items[MANIFEST] = ocp.args.JsonSave(manifest)
-        self._eval_losses[step] = eval_loss(manifest)
+        items[saved.MANIFEST] = ocp.args.JsonSave(manifest)
+        self._eval_losses[step] = saved.eval_loss(manifest)
         self._saving = step
         with self._failure_named():
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)  # whether to save is decided
@@ -105,7 +95,7 @@ class Checkpoints(contextlib.AbstractContextManager):
           WorkdirError: every checkpoint is damaged, or the newest that is not is of another run, or has
             an array that is missing, unexpected, or of another shape or dtype.
         """
-        wanted = arrays_by_path(abstract_state)
+        wanted = saved.arrays_by_path(abstract_state)
 
         def read(checkpoint: SavedCheckpoint) -> Any:
             checkpoint.check_run(self._run)
@@ -134,7 +124,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         try:
             yield
         except (OSError, ValueError) as error:  # a full disk is the one in Python and the other in TensorStore
-            reason = f"checkpoint {self._saving} could not be saved: {first_line(error)}"
+            reason = f"checkpoint {self._saving} could not be saved: {saved.first_line(error)}"
             raise WorkdirError(self._workdir, reason) from error
 
     def _set_aside(self, damaged: Iterable[int]) -> None:
