@@ -64,8 +64,9 @@ def page(runs: Sequence[Run]) -> str:
     title = html.escape("Training: " + ", ".join(run.name for run in runs))
     config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["toImage"]]}
     figure = draw(runs).to_html(full_html=False, include_plotlyjs=True, config=config)
-    facts, configs = [_facts(run) for run in runs], [run.config for run in runs]
-    tables = _table(_rows(facts), runs) + _table(_differing(configs), runs)
+    facts, configs = _rows([_facts(run) for run in runs]), _rows([run.config for run in runs])
+    differing = {f"config.{key}": cells for key, cells in sorted(configs.items()) if len(set(cells)) > 1}
+    tables = _table(facts, runs) + _table(differing, runs)
     return _PAGE.format(title=title, tables=tables, figure=figure)
 
 
@@ -155,10 +156,6 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Makes the rows of a table of columns that have some keys each, in the order of the first that has a key."""
     keys = dict.fromkeys(key for column in columns for key in column)
     return {key: [_show(column.get(key)) for column in columns] for key in keys}
-
-
-def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    return {f"config.{key}": cells for key, cells in sorted(_rows(configs).items()) if len(set(cells)) > 1}
 
 
 def _show(value: Any) -> str:
