@@ -73,7 +73,7 @@ def compiled_once():
             key = small.computed(config), bytes_per_token.tobytes(), recipe, layout is None
             return made.get(key) or made.setdefault(key, make(config, graphdef, bytes_per_token, recipe, layout))
 
-        patch.setattr(evaluation, "Evaluation", cached)
+        patch.setattr(loop, "Evaluation", cached)
         patch.setattr(evaluate, "Evaluation", cached)
         yield
 

@@ -13,10 +13,10 @@ from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.errors import UserError
-from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.compilation import compile_programs, programs_from
 from sparse_lm.training.environment import check_implementation, check_precision
+from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
@@ -93,8 +93,7 @@ class Loop:
         self.transitions = make_transitions(config, trainer.graphdef, trainer.layout)
         options = config, trainer.graphdef, self.data.bytes_per_token
         self.evaluations = {
-            phase: evaluation.Evaluation(*options, config.recipe(phase), trainer.layout)
-            for phase in ("dense", "sparse")
+            phase: Evaluation(*options, config.recipe(phase), trainer.layout) for phase in ("dense", "sparse")
         }
 
     def run(self, state: TrainState, start: int) -> bool:
@@ -122,7 +121,8 @@ class Loop:
             if transition:
                 self.log.progress.note(step, _LINES[transition])
                 state, transition_metrics = self.transitions[transition](state, windows)
-                self.log.told |= {step} if transition_metrics else set()
+                if transition_metrics:
+                    self.log.told.add(step)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.steps[config.phase(step)](state, windows)
             # Now that the device has this step to work on, handle the one before.
