@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -34,9 +36,7 @@ def matmul_24(
     Returns:
       [M, N] or [N, M].
     """
-    check_format("w", w, Sparse24)
-    _check_operand("b", b, ("w", w.shape))
-    check_float("out_dtype", out_dtype)
+    _check_operands("w", w, Sparse24, "b", b, out_dtype)
     return backends.dispatch(
         "matmul_24", implementation, w, b, out_transposed=out_transposed, out_dtype=out_dtype or b.dtype
     )
@@ -61,15 +61,13 @@ def matmul_24_fp8(
       out_dtype: of the result. The kernel gives bfloat16 and float32, for a K that is a multiple of 128, and refuses
         others; the reference takes any.
     """
-    check_format("a", a, Sparse24)
-    _check_operand("b_t", b_t, ("a", a.shape), transposed=True)
+    _check_operands("a", a, Sparse24, "b_t", b_t, out_dtype, transposed=True)
     for name, operand in (("a", a), ("b_t", b_t)):
         if operand.dtype != jnp.float8_e4m3fn:
             raise ValueError(f"{name} is {operand.dtype}: must be float8_e4m3fn")
     check_matrix("scale", scale)
     if scale.shape != (a.shape[0], 1):
         raise ValueError(f"scale {[*scale.shape]} must be {[a.shape[0], 1]} for a {[*a.shape]}")
-    check_float("out_dtype", out_dtype)
     return backends.dispatch("matmul_24_fp8", implementation, a, b_t, scale, out_dtype=out_dtype)
 
 
@@ -93,10 +91,8 @@ def matmul_venom(
     Returns:
       [M, N], or [T, N] of the T tokens of `rows`.
     """
-    check_format("a", a, SparseVenom)
-    _check_operand("b", b, ("a", a.shape))
+    _check_operands("a", a, SparseVenom, "b", b, out_dtype)
     check_ids("a.columns", a.columns)
-    check_float("out_dtype", out_dtype)
     if rows is not None and rows.slots.shape != a.shape[:1]:
         raise ValueError(f"rows order {rows.slots.shape[0]} slots, not the {a.shape[0]} rows of a")
     return backends.dispatch("matmul_venom", implementation, a, b, rows=rows, out_dtype=out_dtype or b.dtype)
@@ -126,10 +122,8 @@ def sampled_matmul_24(
     Returns:
       [T, Kc]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t.
     """
-    check_format("w", w, Sparse24)
-    _check_operand("x", x, ("w", w.shape), transposed=True)
+    _check_operands("w", w, Sparse24, "x", x, out_dtype, transposed=True)
     _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
-    check_float("out_dtype", out_dtype)
     return backends.dispatch(
         "sampled_matmul_24", implementation, w, x, neuron_ids, v, contiguous=contiguous, out_dtype=out_dtype or x.dtype
     )
@@ -163,9 +157,7 @@ def scattered_matmul_24(
     Returns:
       [F, D]; neurons that no block lists have zeros.
     """
-    check_format("a", a, Sparse24)
-    _check_operand("b", b, ("a", a.shape))
-    check_float("out_dtype", out_dtype)
+    _check_operands("a", a, Sparse24, "b", b, out_dtype)
     _check_neuron_ids(neuron_ids, v, contiguous, "columns of a", a.shape[1])
     if neuron_ids.shape[1] != a.shape[0]:
         raise ValueError(
@@ -175,12 +167,15 @@ def scattered_matmul_24(
     return backends.dispatch("scattered_matmul_24", implementation, a, b, neuron_ids, v, rows, **options)
 
 
-def _check_operand(name: str, b: Array, left: tuple[str, tuple[int, ...]], *, transposed: bool = False) -> None:
-    """Requires a dense matrix of floats that the left operand, of a name and a shape, can be multiplied with."""
-    check_array(name, b)
-    shape = b.shape[::-1] if transposed else b.shape
-    check_contraction(*left, f"{name}^T" if transposed else name, shape)
-    check_matrix(name, b)
+def _check_operands(
+    left: str, a: Any, format: type, right: str, b: Array, out_dtype: DTypeLike | None, *, transposed: bool = False
+) -> None:
+    """Requires a matrix in a format, a dense one of floats that it can be multiplied with, and a dtype of floats."""
+    check_format(left, a, format)
+    check_array(right, b)
+    check_contraction(left, a.shape, *((f"{right}^T", b.shape[::-1]) if transposed else (right, b.shape)))
+    check_matrix(right, b)
+    check_float("out_dtype", out_dtype)
 
 
 def _check_neuron_ids(neuron_ids: Array, v: int, contiguous: int, what: str, size: int) -> None:
