@@ -16,10 +16,15 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
 
 
+def described(x: Any) -> str:
+    """Returns dtype and shape of an array, as in float32[2, 3], or else the name of a type."""
+    return f"{x.dtype}{list(x.shape)}" if isinstance(x, Array | np.ndarray) else type(x).__name__
+
+
 def check_array(name: str, x: Any) -> None:
     """Requires an array."""
     if not isinstance(x, Array | np.ndarray):
-        raise TypeError(f"{name} must be an array; got {_described(x)}")
+        raise TypeError(f"{name} must be an array; got {described(x)}")
 
 
 def check_matrix(name: str, x: Array) -> None:
@@ -27,21 +32,21 @@ def check_matrix(name: str, x: Array) -> None:
     check_array(name, x)
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.size == 0:
         stack = "; use vmap for a stack of them" if x.ndim > 2 else ""
-        raise ValueError(f"{name} must be a matrix of floats, not empty; got {_described(x)}{stack}")
+        raise ValueError(f"{name} must be a matrix of floats, not empty; got {described(x)}{stack}")
 
 
 def check_format(name: str, x: Any, *formats: type[Sparse24] | type[SparseVenom]) -> None:
     """Requires a compressed matrix of one of these formats."""
     if not isinstance(x, formats):
         allowed = " or ".join(format.__name__ for format in formats)
-        raise TypeError(f"{name} must be a {allowed}; got {_described(x)}")
+        raise TypeError(f"{name} must be a {allowed}; got {described(x)}")
 
 
 def check_ids(name: str, ids: Array) -> None:
     """Requires a matrix of int32 that is not empty."""
     check_array(name, ids)
     if ids.ndim != 2 or ids.dtype != jnp.int32 or ids.size == 0:
-        raise ValueError(f"{name} must be a matrix of int32, not empty; got {_described(ids)}")
+        raise ValueError(f"{name} must be a matrix of int32, not empty; got {described(ids)}")
 
 
 def check_float(name: str, dtype: DTypeLike | None) -> None:
@@ -102,9 +107,3 @@ def check_hidden_dtype(*dtypes: jnp.dtype) -> None:
     """Raises NotImplementedError for arrays of a hidden layer that are not of 16-bit floats, all of one dtype."""
     if dtypes[0] not in (jnp.bfloat16, jnp.float16) or len(set(dtypes)) > 1:
         raise NotImplementedError(f"takes bfloat16 or float16 throughout, not {' and '.join(map(str, dtypes))}")
-
-
-def _described(x: Any) -> str:
-    if isinstance(x, Array | np.ndarray):
-        return f"{x.dtype}{list(x.shape)}"
-    return type(x).__name__

@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float, Int32
 
-from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_ids, check_matrix
+from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_ids, check_matrix, described
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata
 from sparse_lm.ops.select import Members, split_groups, take_two, top_two
 
@@ -27,10 +27,8 @@ def compress_24(
     check_matrix("x", x)
     check_axis(axis)
     check_float("dtype", dtype)
-    if mask.shape != x.shape:
-        raise ValueError(f"mask {list(mask.shape)} must have the shape of x, {list(x.shape)}")
-    if mask.dtype != bool:
-        raise ValueError(f"mask is {mask.dtype}: must be bool")
+    if mask.shape != x.shape or mask.dtype != bool:
+        raise ValueError(f"mask must be bool{list(x.shape)}; got {described(mask)}")
     kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
     positions = top_two(split_groups(pad_to_tiles(mask), axis))
     return pack_24(kept, *positions, axis=axis, shape=x.shape, dtype=dtype or x.dtype)

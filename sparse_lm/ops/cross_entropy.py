@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_contraction, check_matrix
+from sparse_lm.ops.checks import check_contraction, check_matrix, described
 
 LARGEST_LOG_ODDS = 60.0
 """No token's odds are larger than its exponential, so that neither they nor their sums overflow."""
@@ -61,8 +61,7 @@ def cross_entropy(
     if jnp.finfo(x.dtype).max < jnp.finfo(jnp.bfloat16).max:
         raise ValueError(f"x must be bfloat16 or float32, whose range odds need, not {x.dtype}")
     if targets.shape != x.shape[:1] or targets.dtype != jnp.int32:
-        found = f"{targets.dtype}{list(targets.shape)}"
-        raise ValueError(f"targets must be int32[{x.shape[0]}], one for each row of x; got {found}")
+        raise ValueError(f"targets must be int32[{x.shape[0]}], one for each row of x; got {described(targets)}")
     classes = w.shape[0] if classes is None else classes
     if not 0 < classes <= w.shape[0]:
         raise ValueError(f"classes must be in 1..{w.shape[0]}, the rows of w, not {classes}")

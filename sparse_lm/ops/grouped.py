@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_array, check_float, check_matrix
+from sparse_lm.ops.checks import check_array, check_contraction, check_float, check_matrix, described
 
 
 def grouped_up(
@@ -39,7 +39,8 @@ def grouped_up(
       [T, S] in the dtype of x, S = F / E.
     """
     _check_weights(w, experts)
-    _check(x, w.shape[1], block_experts, v)
+    _check_tokens("x", x, block_experts, v)
+    check_contraction("x", x.shape, "w[slice]^T", (w.shape[1], w.shape[0] // experts))
     return backends.dispatch("grouped_up", implementation, x, w, block_experts, v, experts, padded=padded)
 
 
@@ -55,7 +56,8 @@ def grouped_down(
 ) -> Float[Array, "T D"]:
     """Computes y @ w[slice], each block with its expert's slice; arguments as in `grouped_up`."""
     _check_weights(w, experts)
-    _check(y, w.shape[0] // experts, block_experts, v)
+    _check_tokens("y", y, block_experts, v)
+    check_contraction("y", y.shape, "w[slice]", (w.shape[0] // experts, w.shape[1]))
     return backends.dispatch("grouped_down", implementation, y, w, block_experts, v, experts, padded=padded)
 
 
@@ -75,12 +77,10 @@ def grouped_weights(
     that of x by default, and zeros for an expert that has no block.
     """
     check_matrix("y", y)
-    check_matrix("x", x)
-    _check(x, x.shape[1], block_experts, v)
+    _check_tokens("x", x, block_experts, v)
+    check_contraction("y^T", y.shape[::-1], "x", x.shape)
     if experts < 1:
         raise ValueError(f"experts = {experts} must be positive")
-    if y.shape[0] != x.shape[0]:
-        raise ValueError(f"y has {y.shape[0]} tokens and x {x.shape[0]}: they must be the same")
     check_float("out_dtype", out_dtype)
     return backends.dispatch(
         "grouped_weights", implementation, y, x, block_experts, v, experts, out_dtype=jnp.dtype(out_dtype or x.dtype)
@@ -92,15 +92,13 @@ def group_sizes(block_experts: Int32[Array, " blocks"], v: int, experts: int) ->
     return v * jnp.sum(block_experts[:, None] == jnp.arange(experts), axis=0, dtype=jnp.int32)
 
 
-def _check(x: Array, contracted: int, block_experts: Array, v: int) -> None:
-    check_matrix("x", x)
-    if x.shape[1] != contracted:
-        raise ValueError(f"tokens [T, {x.shape[1]}] do not fit weights that contract {contracted}")
+def _check_tokens(name: str, x: Array, block_experts: Array, v: int) -> None:
+    check_matrix(name, x)
     check_array("block_experts", block_experts)
     if v < 1 or block_experts.dtype != jnp.int32 or block_experts.shape != (x.shape[0] // v,) or x.shape[0] % v:
         raise ValueError(
             f"block_experts must be int32 [{x.shape[0]} / {v}], one for each whole block of v tokens; "
-            f"got {block_experts.dtype}{list(block_experts.shape)}"
+            f"got {described(block_experts)}"
         )
 
 

@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_array, check_float
+from sparse_lm.ops.checks import check_array, check_float, described
 
 SAVED = "norm"  # what rematerialisation policies call what gradients of norms, and of what reads them, need
 
@@ -49,8 +49,7 @@ def add_norm(
     if not x.ndim:
         raise ValueError("x must be [..., D], not a scalar")
     if update is not None and (update.shape, update.dtype) != (x.shape, x.dtype):
-        described = (f"{array.dtype}{list(array.shape)}" for array in (x, update))
-        raise ValueError("x and update must be alike, not {} and {}".format(*described))
+        raise ValueError(f"x and update must be alike, not {described(x)} and {described(update)}")
     if scale.shape != x.shape[-1:]:
         raise ValueError(f"scale must be [{x.shape[-1]}], a number for each column of x, not {list(scale.shape)}")
     return backends.dispatch("add_norm", implementation, x, update, scale, epsilon)

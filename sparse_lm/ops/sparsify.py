@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_array, check_axis, check_block, check_float, check_group, check_matrix
+from sparse_lm.ops.checks import check_array, check_axis, check_block, check_float, check_group, check_matrix, described
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
@@ -93,7 +93,7 @@ def sparsify_24_tiles(
     check_matrix("x", x)
     check_float("dtype", dtype)
     if mask.shape != x.shape or mask.dtype != bool:
-        raise ValueError(f"mask {mask.dtype}{list(mask.shape)} must be bool{list(x.shape)}")
+        raise ValueError(f"mask must be bool{list(x.shape)}; got {described(mask)}")
     return backends.dispatch("sparsify_24_tiles", implementation, x, mask, dtype=dtype or x.dtype)
 
 
