@@ -194,11 +194,8 @@ def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Arr
     rows = x.shape[0]
     blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, x.shape[1])
     at_a_time = max(1, _GATHERED_ELEMENTS // (columns.shape[1] * width))
-    columns = columns[: blocks.shape[0]]
-    if blocks.shape[0] <= at_a_time:
-        products = jax.vmap(product)(blocks, columns)
-    else:
-        products = lax.map(lambda operands: product(*operands), (blocks, columns), batch_size=at_a_time)
+    operands = blocks, columns[: blocks.shape[0]]
+    products = lax.map(lambda block: product(*block), operands, batch_size=at_a_time)
     return products.reshape(-1, products.shape[-1])[:rows]
 
 
