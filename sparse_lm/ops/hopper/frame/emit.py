@@ -173,7 +173,7 @@ def load_vectors(x: ir.Value, start: Number, count: int) -> list[Number]:
     """Loads `count` neighbours of global memory, 16 bytes at a time; `start` is 64 bits wide."""
     lanes = vector_lanes(element_of(x))
     pointers = (global_memory(x).at(start + first) for first in range(0, count, lanes))
-    return [number for pointer in pointers for number in load_vector(pointer, lanes, element_of(x))]
+    return [number for pointer in pointers for number in load_vector(pointer, element_of(x))]
 
 
 def store_vectors(x: ir.Value, start: Number, values: Sequence[Number]) -> None:
@@ -185,7 +185,7 @@ def store_vectors(x: ir.Value, start: Number, values: Sequence[Number]) -> None:
 
 def load_words(x: ir.Value, start: Number, count: int) -> list[Number]:
     """Loads `count` neighbouring words of a matrix of 16-bit elements, from element `start`, 16 bytes at a time."""
-    return [word for pointer in _vector_pointers(x, start, count) for word in load_vector(pointer, 4, i32_type())]
+    return [word for pointer in _vector_pointers(x, start, count) for word in load_vector(pointer, i32_type())]
 
 
 def store_words(x: ir.Value, start: Number, words: Sequence[Number]) -> None:
@@ -199,9 +199,9 @@ def _vector_pointers(x: ir.Value, start: Number, words: int) -> list[ir.Value]:
     return [global_memory(x).at(first) for first in firsts]
 
 
-def load_vector(pointer: ir.Value, count: int, element: ir.Type) -> list[Number]:
+def load_vector(pointer: ir.Value, element: ir.Type) -> list[Number]:
     """Loads 16 bytes."""
-    return elements(llvm.load(ir.VectorType.get((count,), element), pointer, alignment=_BYTES))
+    return elements(llvm.load(ir.VectorType.get((vector_lanes(element),), element), pointer, alignment=_BYTES))
 
 
 def store_vector(pointer: ir.Value, values: Sequence[Number]) -> None:

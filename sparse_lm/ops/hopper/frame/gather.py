@@ -31,20 +31,20 @@ _ROWS_AT_ONCE = WARP_SIZE // _CHUNKS
 
 def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
     """Loads the 64 row numbers `rows[block, 64 * step :]`, int32[128]: lane l of warp w holds number 16 w + l % 16."""
-    width = rows.shape[1]
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=per_thread_type(1))
     def inline(_, rows, block, step):
         warp, lane = emit.warp_and_lane()
         index = warp * _ROWS + lane % _ROWS
         index = emit.scalar(step) * STEP + index
-        return per_thread([load_number(rows, emit.scalar(block), index, width)])
+        return per_thread([load_number(rows, emit.scalar(block), index)])
 
     return inline(rows, block, step)
 
 
-def load_number(rows: ir.Value, block: Number, index: Number, width: int) -> Number:
-    """Loads rows[block, index] of int32 [B, width]; the largest unsigned number, no row, past the columns."""
+def load_number(rows: ir.Value, block: Number, index: Number) -> Number:
+    """Loads rows[block, index] of int32 in global memory; the largest unsigned number, no row, past the columns."""
+    _, width = emit.shape_of(rows)
     address = emit.global_memory(rows).at(block * width + index)
     code = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
     return emit.ptx(code, "=&r,l,r,r", [address, index, emit.i32(width)], emit.i32_type())

@@ -58,7 +58,6 @@ def load_offsets(
     Returns:
       Offsets into values and metadata, in units of 16 bytes; of values that do not exist, -1.
     """
-    width = columns.shape[1]
     height, value_chunks, gathers = values.shape[0], values.shape[1] // gather.CHUNK, metadata.shape[1] // WORDS
     per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
 
@@ -72,14 +71,14 @@ def load_offsets(
         chunk = stage * _CHUNKS + chunk
         value_offsets = []
         for i in range(per_value):
-            number = gather.load_number(columns, block, first + (row + 16 * i), width)
+            number = gather.load_number(columns, block, first + (row + 16 * i))
             exists = number.compare("ult", height)
             offset = number * value_chunks + chunk
             value_offsets.append(emit.select(exists, offset, emit.i32(-1)))
         metadata_offsets = []
         for i in range(per_metadata):
             row = emit.thread_of_warpgroup() + WARPGROUP_SIZE * i
-            number = gather.load_number(columns, block, first + row, width)
+            number = gather.load_number(columns, block, first + row)
             # The instruction wants valid positions of rows that do not exist, too.
             metadata_offsets.append(emit.minimum(number, emit.i32(height - 1)) * gathers)
         return gather.per_thread(value_offsets), gather.per_thread(metadata_offsets)

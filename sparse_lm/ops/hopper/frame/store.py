@@ -93,7 +93,7 @@ def store_rows(out: jax.ShapeDtypeStruct) -> Store:
         warp_row = warp * _WARP_ROWS
         index = first_row + warp_row + lane % _WARP_ROWS
         # One number a lane, on its way from the cache while the part is written, and exchanged by shuffles.
-        own_number = load_number(numbers, emit.i32(0), index, emit.shape_of(numbers)[1])
+        own_number = load_number(numbers, emit.i32(0), index)
         _write_tile(part, slot, transposed=False)
         mgpu_utils.warpgroup_barrier()
         in_width = column.compare("ult", width)
@@ -129,4 +129,4 @@ def _load_chunk(slot: ir.Value, row: emit.Number, chunk: emit.Number) -> list[em
     """Loads four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
     swizzled = chunk ^ (row & (_CHUNKS - 1))
     offset = row * _SWIZZLE + swizzled * _CHUNK
-    return emit.load_vector(emit.shared_memory(slot, ir.IntegerType.get_signless(8)).at(offset), 4, emit.i32_type())
+    return emit.load_vector(emit.shared_memory(slot, ir.IntegerType.get_signless(8)).at(offset), emit.i32_type())

@@ -265,5 +265,4 @@ def _use_together(words: list[Number]) -> None:
 
 def splat(number: Number) -> mgpu.FragmentedArray:
     """Makes an array of `SCALAR` of a lane's own 32-bit integer; its lanes need not agree."""
-    registers = np.array(number, dtype=object)
-    return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)
+    return mgpu.FragmentedArray.splat(number, (), is_signed=True)

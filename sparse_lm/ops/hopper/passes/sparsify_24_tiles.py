@@ -113,6 +113,5 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int,
 
 def _nibble(mask: Number) -> Number:
     """Computes a group's metadata from the four bits of its mask."""
-    signed = METADATA_OF_MASKS - (1 << 64) if METADATA_OF_MASKS >> 63 else METADATA_OF_MASKS
-    entry = Number(arith.constant(emit.i64_type(), signed)) >> (mask << 2).wide()
+    entry = Number(arith.constant(emit.i64_type(), METADATA_OF_MASKS)) >> (mask << 2).wide()
     return Number(arith.trunci(emit.i32_type(), entry)) & 15
