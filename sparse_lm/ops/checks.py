@@ -81,12 +81,14 @@ def check_block(v: int) -> None:
         raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
 
 
-def check_product_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
-    """Raises NotImplementedError for dtypes of w, b and the result that no kernel's product has."""
-    if w not in (jnp.bfloat16, jnp.float16) or b != w:
-        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
-    if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
+def product_dtype(a: Any, b: Array, out_dtype: DTypeLike | None) -> jnp.dtype:
+    """Returns the dtype of a @ b, by default b's. Raises NotImplementedError for dtypes that no kernel multiplies."""
+    out_dtype = jnp.dtype(out_dtype or b.dtype)
+    if a.dtype not in (jnp.bfloat16, jnp.float16) or b.dtype != a.dtype:
+        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {a.dtype} and {b.dtype}")
+    if out_dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out_dtype}")
+    return out_dtype
 
 
 def check_selection_dtypes(x: jnp.dtype, out: DTypeLike) -> None:

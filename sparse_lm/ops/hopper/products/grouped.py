@@ -19,7 +19,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.checks import check_multiples, check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, product_dtype
 from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.hopper.frame.operands import swizzled
 from sparse_lm.ops.hopper.frame.schedule import core_count
@@ -104,7 +104,7 @@ def _multiply(
     `tile(references to the operands, row, column)` gives slices a and b, [rows, contracted] and [contracted, columns]
     or transposed, and how many steps of the contracted dimension are to be summed up.
     """
-    check_product_dtypes(operands[0].dtype, operands[1].dtype, out.dtype)
+    product_dtype(*operands[:2], out.dtype)  # refuses others
     own_n = _TILE_N // _CONSUMERS
     grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
     a_tile = (_STEP, _TILE_M) if a_transposed else (_TILE_M, _STEP)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_multiples, check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, product_dtype
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.fp8 import E4M3
 from sparse_lm.ops.hopper.frame import compat, split_k, wgmma_sp
@@ -43,8 +43,7 @@ def matmul_24(
     config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.matmul_24`; refuses dtypes that are no 16-bit floats."""
-    out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_product_dtypes(w.dtype, b.dtype, out_dtype)
+    out_dtype = product_dtype(w, b, out_dtype)
     (m, k), n = w.shape, b.shape[1]
     config = config or split_k.fastest(CANDIDATES, m, n, pl.cdiv(k, STEP))
     shape, b = (n, m) if out_transposed else (m, n), pad(b)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import product_dtype
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper.frame import gather, split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
@@ -63,8 +63,7 @@ def matmul_venom(
     Last blocks that list only K cost little if columns are contiguous. The clusters' tiles of a `config` must lie in
     one block.
     """
-    out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_product_dtypes(a.dtype, b.dtype, out_dtype)
+    out_dtype = product_dtype(a, b, out_dtype)
     m, n, kept = a.shape[0], b.shape[1], a.columns.shape[1]
     # Contiguous columns of whole steps need no gather, if the rows of a block fill a tile.
     in_boxes = a.contiguous % STEP == 0 and a.v % (2 * wgmma_sp.ROWS) == 0

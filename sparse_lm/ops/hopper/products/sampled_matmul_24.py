@@ -14,11 +14,10 @@ import itertools
 import math
 
 import jax.experimental.pallas as pl
-import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import product_dtype
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
@@ -56,8 +55,7 @@ def sampled_matmul_24(
     if contiguous % wgmma_sp.ROWS or all(v % candidate.tile_n for candidate, _ in CANDIDATES):
         return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
-    out = result_type(tokens, kept, jnp.dtype(out_dtype or x.dtype))
-    check_product_dtypes(w.dtype, x.dtype, out.dtype)
+    out = result_type(tokens, kept, product_dtype(w, x, out_dtype))
     x = pad(x)
     config = config or heuristic_config(x.shape[0], kept, x.shape[1], v)
     steps = w.values.shape[1] // wgmma_sp.KEPT

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_multiples, check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, product_dtype
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
@@ -48,8 +48,7 @@ def sampled_rows_24(
     It refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64. `config` is the tokens of a tile,
     which divide v: the most of `CANDIDATES` by default.
     """
-    out_dtype = jnp.dtype(out_dtype or x.dtype)
-    check_product_dtypes(w.dtype, x.dtype, out_dtype)
+    out_dtype = product_dtype(w, x, out_dtype)
     check_multiples({"v": (v, CANDIDATES[-1])})
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     tile_tokens = config or next(tokens for tokens in CANDIDATES if v % tokens == 0)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_multiples, check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, product_dtype
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
@@ -96,8 +96,7 @@ def scattered_matmul_24(
 
     Slices past the last row are left out: a block of slots that hold no token, if it lists only such, costs nothing.
     """
-    out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_product_dtypes(a.dtype, b.dtype, out_dtype)
+    out_dtype = product_dtype(a, b, out_dtype)
     n = b.shape[1]
     listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     config = config or heuristic_config(contiguous, listings, n)

@@ -16,14 +16,13 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import product_dtype
 from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import mma_sp
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
@@ -85,8 +84,7 @@ def multiply(
         the tiles along M in the order in which they start.
       **options: attributes of `Product`.
     """
-    out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_product_dtypes(a.dtype, b.dtype, out_dtype)
+    out_dtype = product_dtype(a, b, out_dtype)
     n, k = b.shape if options.get("b_transposed") else b.shape[::-1]
     b = align_rows(b)
     product = Product(name, m, n, k, a.values.shape[0], a.metadata.shape[1], b.shape[1], tiling, **options)
