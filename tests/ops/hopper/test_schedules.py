@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops.hopper.frame import split_k
-from sparse_lm.ops.hopper.frame.stream_k import StreamK, descending
+from sparse_lm.ops.hopper.frame import split_k, stream_k
 from sparse_lm.ops.row_order import inverted_index
 
 
@@ -77,10 +76,13 @@ def test_tiles_not_in_use_take_few_steps(steps, fewest):
 
 
 def stream_work(clusters, pairs):
-    stream, pairs = StreamK(clusters), jnp.asarray(pairs, jnp.int32)
-    shares = jax.jit(stream.shares)(pairs)
-    jobs = lambda cluster: stream.jobs(shares, cluster, lambda tile: pairs[tile], lambda tile: (tile, tile))  # noqa: E731
-    return jobs_of(clusters, len(pairs) + 1, jobs), stream.grid
+    pairs = jnp.asarray(pairs, jnp.int32)
+    shares = jax.jit(stream_k.shares, static_argnums=0)(clusters, pairs)
+
+    def jobs(cluster):
+        return stream_k.jobs(clusters, shares, cluster, lambda tile: pairs[tile], lambda tile: (tile, tile))
+
+    return jobs_of(clusters, len(pairs) + 1, jobs), stream_k.grid(clusters)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_stretches_are_even(order):
 
 
 def test_numbers_are_sorted_and_listings_inverted():
-    entries, indices = descending(jnp.array([3, 7, 0, 7, 9]))
+    entries, indices = stream_k.descending(jnp.array([3, 7, 0, 7, 9]))
     assert (entries.tolist(), indices.tolist()) == ([9, 7, 7, 3, 0], [4, 1, 3, 0, 2])
     lists = jnp.array([[4, 0], [1, 4], [0, 1], [6, 7]])  # the last one lists nothing that there is
     places, counts = inverted_index(lists, 6)

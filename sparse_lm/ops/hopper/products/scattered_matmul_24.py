@@ -20,11 +20,10 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.checks import check_multiples, product_dtype
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper.frame import wgmma_sp
+from sparse_lm.ops.hopper.frame import stream_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import cluster_count
-from sparse_lm.ops.hopper.frame.stream_k import StreamK, descending
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.row_order import inverted_index
 
@@ -107,10 +106,11 @@ def scattered_matmul_24(
     b, out = pad(b), result_type(rows, n, out_dtype)
     steps = v // STEP  # of a block
     grid = config.grid(out.shape[0], b.shape[1])
-    stream = StreamK(cluster_count())
+    clusters = cluster_count()
     places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, out.shape[0] // contiguous)
-    pairs, tile_rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), contiguous // config.cluster_m))
-    shares = stream.shares(by_tile(pairs, grid, config.raster_width))
+    pairs = jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), contiguous // config.cluster_m)
+    pairs, tile_rows = stream_k.descending(pairs)
+    shares = stream_k.shares(clusters, by_tile(pairs, grid, config.raster_width))
 
     def jobs(operands, cluster, peer):
         *_, shares, tile_rows, pairs = operands
@@ -122,7 +122,7 @@ def scattered_matmul_24(
             row, column = place(tile)
             return config.origin(tile_rows[row], column, peer)
 
-        return stream.jobs(shares, cluster, lambda tile: pairs[place(tile)[0]], origin)
+        return stream_k.jobs(clusters, shares, cluster, lambda tile: pairs[place(tile)[0]], origin)
 
     def loads(operands, job):
         values, metadata, b, places, *_ = operands
@@ -142,5 +142,5 @@ def scattered_matmul_24(
         return Loads(copies, look_up)
 
     operands = a.values, a.metadata, b, places, shares, tile_rows, pairs
-    product = multiply(config, (stream.grid, jobs), loads, operands, out, name="scattered_matmul_24")
+    product = multiply(config, (stream_k.grid(clusters), jobs), loads, operands, out, name="scattered_matmul_24")
     return product[:, :n]
