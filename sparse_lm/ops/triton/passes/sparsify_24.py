@@ -95,9 +95,7 @@ def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUM
     e, f = packed_24.unpack(kept, dtype)
     nonzeros = packed_24.mark_nonzeros(low) + packed_24.mark_nonzeros(high)
     sums = nonzeros, a * a + b * b + c * c + d * d, e * e + f * f
-    GROUPS: gl.constexpr = _TILE * tiles.GROUPS
-    sums = sums[0].reshape([GROUPS]), sums[1].reshape([GROUPS]), sums[2].reshape([GROUPS])
-    nonzeros, energy, kept_energy = gl.reduce(sums, 0, _add_three)
+    nonzeros, energy, kept_energy = gl.reduce(sums, None, _add_three)
     gl.store(stats, ((nonzeros & 0xFFFF) + (nonzeros >> 16)).to(gl.float32))
     gl.store(stats + 1, energy)
     gl.store(stats + 2, kept_energy)
