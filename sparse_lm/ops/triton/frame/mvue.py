@@ -8,7 +8,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.triton.frame.tiles import GROUPS, PAIRED_GROUPS_LAYOUT, indices
-from sparse_lm.ops.triton.frame.two_of_four import interleave
 
 _PAIRS = gl.constexpr(GROUPS // 2)  # of groups, in a row of a tile
 _ONE_AND_HALF_A_UNIT = tl.constexpr(0x3F800040)  # bits of 1 + 2^-17 in float32
@@ -32,7 +31,7 @@ def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: g
     """
     pair = k_tile * _PAIRS + indices(_PAIRS, PAIRED_GROUPS_LAYOUT, 1)
     bits = _random_bits(gl.load(key), gl.load(key + 1), row * ROW_STRIDE + pair * PAIR_STRIDE)
-    return interleave(_above_one(bits & 0xFFFF), _above_one(bits >> 16))
+    return tl.interleave(_above_one(bits & 0xFFFF), _above_one(bits >> 16))
 
 
 @triton.jit

@@ -62,12 +62,6 @@ def two_of_four(x, SOFT: tl.constexpr):
 
 
 @triton.jit
-def interleave(low, high):
-    """Interleaves [R, G] each to [R, 2 G]."""
-    return tl.join(low, high).reshape([low.shape[0], 2 * low.shape[1]])
-
-
-@triton.jit
 def spread(low, high, nibble):
     """Returns the matrix [R, 4 G] that survivors and nibbles stand for."""
     first, second = nibble & 3, nibble >> 2

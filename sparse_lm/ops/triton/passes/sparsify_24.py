@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import triton.language as tl
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from triton.experimental import gluon
@@ -21,7 +22,7 @@ from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24, types_24
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24, tiles
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.frame.two_of_four import interleave, members, spread, two_of_four
+from sparse_lm.ops.triton.frame.two_of_four import members, spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
 STATS = gl.constexpr(len(HiddenStats._fields))
@@ -66,7 +67,7 @@ def sparsify_24_kernel(
         low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
     factor = gl.load(scale if SCALED_TILES is None else scale + row_tile // SCALED_TILES)
     low, high = low * factor, high * factor
-    tiles.store_sparse(interleave(low, high), nibble, values, metadata, row_tile, k_tile, K_TILES)
+    tiles.store_sparse(tl.interleave(low, high), nibble, values, metadata, row_tile, k_tile, K_TILES)
     if dense is not None:
         row, column, offset = tiles.offsets(row_tile, k_tile, COLUMNS, _TILE, tiles.TILE_LAYOUT)
         masked = gl.convert_layout(spread(low, high, nibble), tiles.TILE_LAYOUT, assert_trivial=True)
