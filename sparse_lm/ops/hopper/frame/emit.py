@@ -5,8 +5,6 @@ All of it emits MLIR: an expression's instructions follow one another as Python 
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -111,11 +109,6 @@ def minimum(a: Number, b: Number) -> Number:
 def maximum(a: Number, b: Number) -> Number:
     """Returns the larger of two floats, NaN if either is, or of two integers."""
     return Number((arith.maximumf if a.is_float else arith.maxui)(a, b))
-
-
-def sum_of(values: Sequence[Number]) -> Number:
-    """Adds floats up, in their order."""
-    return functools.reduce(operator.add, values)
 
 
 def thread_index() -> Number:

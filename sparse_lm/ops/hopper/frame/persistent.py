@@ -54,14 +54,11 @@ def multiply(
     """Runs the jobs; gives the product.
 
     Args:
-      tiling: of the product.
       schedule: how many clusters there are and who exchanges sums with whom; what each computes.
       loads: from the operands and a job, what to copy.
       operands: arrays that jobs and loads read, in global memory; first the values of the 2:4 operand.
       out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
-      name: of the kernel, in profiles.
       b_transposed: whether the dense operand's tiles have the contracted dimension last, as those of e4m3 must.
-      out_transposed: whether `out` is.
       gathers: whether the loads have `gather`.
       store: how to write a part of `out`; as it is by default.
     """
@@ -172,7 +169,6 @@ def accumulate(
       operands: from a slot of the ring, this warpgroup's (values, metadata, b) in shared memory.
       sizes: of the accumulators, arguments of `wgmma_sp.start`.
       odd: whether `steps` is odd, which a kernel must know when it is traced.
-      b_transposed: as `wgmma_sp.step` has it.
       load_words: called with a stage's metadata in shared memory and what was read ahead for it, returns this lane's
         words of the step and what it has read ahead. Of every two steps from `first_step` on, the first is called
         with None, and the second with what the first has read ahead: none of that outlives the second.

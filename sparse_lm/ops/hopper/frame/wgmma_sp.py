@@ -122,7 +122,6 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
       values: shared memory [64 * blocks, 32] with `values_transforms`; of e4m3 [64 * blocks, 64].
       words: of `load_words`, or others that are loaded as late: after the step before was issued.
       b: shared memory [64, n], or [n, 64] if `b_transposed`, with `dense_transforms`; of e4m3 [n, 128].
-      b_transposed: whether b is stored with the contracted dimension last.
 
     Returns:
       The carry; its accumulators are still being written.

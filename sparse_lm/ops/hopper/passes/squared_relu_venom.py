@@ -142,7 +142,7 @@ def _load_tile(h, tile_smem, norms, block, tile_number, v, tile_columns, warps) 
             return (nonzeros, energy, kept_energy, *squares)
 
         nonzeros, energy, kept_energy, *squares = map(Number, loop.results)
-        seen = Seen(nonzeros, energy + emit.sum_of(squares), kept_energy)
+        seen = Seen(nonzeros, energy + sum(squares[1:], start=squares[0]), kept_energy)
         # Lanes that share columns add up; all of them write the sum.
         distance = across
         while distance < WARP_SIZE:
@@ -167,8 +167,8 @@ def _choose_columns(norms, kept, columns, block: Number, tile_number: Number, m:
     for first in range(0, tile_columns, warps * WARP_SIZE):
         # With more threads than columns the last warps repeat the work of others and write the same.
         column = (thread + first) % tile_columns
-        norms_of_warps = (norms.load(column + warp * tile_columns) for warp in range(warps))
-        norm = emit.sum_of([emit.f32(0.0), *norms_of_warps])
+        zero = emit.f32(0.0)
+        norm = sum([norms.load(column + warp * tile_columns) for warp in range(warps)], start=zero)
         keep, slot = _four_largest(magnitude_rank(norm), column % m, m)
         condensed = column // m * _KEPT + slot
         start = block.wide() * emit.shape_of(columns)[1]

@@ -73,12 +73,8 @@ def multiply(
     """Multiplies a by b, [K, N] or transposed [N, K]; copies b if its rows are no multiple of 16 bytes.
 
     Args:
-      name: of the kernel.
-      a: 2:4 operand.
-      b: dense operand.
       m: rows of the result, which is [M, N], or transposed [N, M].
       out_dtype: of the result; that of b by default.
-      tiling: of the result.
       neuron_ids: int32 [blocks, Kc], lists of rows of a or b.
       tables: for lists of rows of the result, places and counts of `row_order.inverted_index`, and int32 [M / tile_m],
         the tiles along M in the order in which they start.
