@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32
 
 from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_ids, check_matrix, described
@@ -35,21 +35,14 @@ def compress_24(
 
 
 def pack_24(
-    members: Members,
-    first: Array,
-    second: Array,
-    *,
-    axis: int = -1,
-    shape: tuple[int, ...],
-    scale: ArrayLike = 1.0,
-    dtype: DTypeLike,
+    members: Members, first: Array, second: Array, *, axis: int = -1, shape: tuple[int, ...], dtype: DTypeLike
 ) -> Sparse24:
     """Compresses a matrix of this logical shape, which `split_groups` has split along `axis`, in whole tiles.
 
-    Members are float32; `first` and `second`, uint32, are the positions of each group's survivors, which are scaled.
-    For axis 0 the result is the transpose, which happens here, where half of the matrix is left.
+    Members are float32; `first` and `second`, uint32, are the positions of each group's survivors. For axis 0 the
+    result is the transpose, which happens here, where half of the matrix is left.
     """
-    low, high = ((survivor * scale).astype(dtype) for survivor in take_two(members, first, second))
+    low, high = (survivor.astype(dtype) for survivor in take_two(members, first, second))
     if axis == 0:
         values = jnp.stack([low, high], axis=1).reshape(-1, low.shape[1]).T
         return Sparse24(values, pack_metadata(first.T, second.T), shape[::-1])

@@ -44,7 +44,7 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
         first, second = top_two(members)
     if method == "soft_threshold":
         members = soft_threshold(members)
-    return pack_24(members, first, second, axis=axis, shape=x.shape, scale=scale, dtype=dtype)
+    return pack_24([member * scale for member in members], first, second, axis=axis, shape=x.shape, dtype=dtype)
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
@@ -53,7 +53,8 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     first, second = top_two(members)
     scales = jnp.repeat(scale, w.shape[0] // scale.shape[0])
     scales = jnp.pad(scales, (0, padded.shape[0] - w.shape[0]))[:, None]
-    sparse = pack_24(soft_threshold(members), first, second, shape=w.shape, scale=scales, dtype=dtype)
+    scaled = [member * scales for member in soft_threshold(members)]
+    sparse = pack_24(scaled, first, second, shape=w.shape, dtype=dtype)
     return sparse, sparse.to_dense()
 
 
