@@ -72,7 +72,9 @@ def multiply(
     own_m, own_n = tiling.consumer_tile
     blocks = own_m // wgmma_sp.ROWS
     sizes = blocks, own_n, wgmma_sp.words_per_block(dtype)
-    producer_registers, consumer_registers = _registers(tiling, gathers)
+    # Those of a thread of the producer, and of a consumer, together a multiprocessor's 65,536.
+    few = own_m * own_n // WARPGROUP_SIZE <= _FEW_ACCUMULATORS
+    producer_registers, consumer_registers = (56, 224) if few or gathers else (24, 240)
     workspace = (grid.contributors, CLUSTER, CONSUMERS)
 
     def kernel(*refs):
@@ -220,12 +222,6 @@ def launch(kernel: Callable, out_type: Any, clusters: int, name: str) -> Callabl
     )
     # A stack of products is one after the other: TMA takes no batch of matrices, and semaphores are not batched.
     return jax.custom_batching.sequential_vmap(run)
-
-
-def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:
-    """Shares out a multiprocessor's 65,536 registers: those of a thread of the producer, and of a consumer."""
-    accumulators = tiling.tile_m * tiling.tile_n // (CONSUMERS * WARPGROUP_SIZE)
-    return (24, 240) if accumulators > _FEW_ACCUMULATORS and not gathers else (56, 224)
 
 
 def _stages(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
