@@ -86,7 +86,7 @@ def _cases():
 def test_products(product, capability, config, tmp_path):
     """Within the shared memory of a thread block, to native sparse instructions, and without spilling registers."""
     kernel, types, constants = product(config, capability)
-    compiled = compile_gluon(kernel, types, tuple(constants.items()), config.warps, capability)
+    compiled = compile_gluon(kernel, types, config.warps, capability, **constants)
     assert compiled.shared_bytes <= device.shared_bytes(capability)
     assert "mma.sp::ordered_metadata.sync.aligned.m16n8k32" in compiled.ptx
     assert "cp.async.cg.shared.global" in compiled.ptx and "ldmatrix" in compiled.ptx
@@ -130,7 +130,7 @@ PASSES = {
 def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):
     """Three others have room in shared memory, and no register is spilled."""
     kernel, types, constants = PASSES[name]
-    compiled = compile_gluon(kernel, types, tuple(constants.items()), WARPS, capability)
+    compiled = compile_gluon(kernel, types, WARPS, capability, **constants)
     assert compiled.shared_bytes <= device.shared_bytes(capability) // 4
     assert _spilled_bytes(compiled, tmp_path, capability) == 0
 

@@ -41,9 +41,9 @@ def gluon_call(
     out: jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct],
     blocks: int,
     warps: int,
-    constants: dict[str, Any],
+    **constants: Any,
 ) -> Any:
-    """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
+    """Runs a kernel whose parameters are the operands and the results, in this order, and `constants`, by name.
 
     Where an operand is None, the kernel is compiled for None; a last result that it is not to store is None in
     `constants`. The grid has so many thread blocks, each of so many warps, which must fill all results.
@@ -57,7 +57,7 @@ def gluon_call(
     arrays = (*operands, *jax.tree.leaves(out))
     types = tuple(None if x is None else canonicalize_ptr_dtype(x.dtype, is_const=False) for x in arrays)
     capability = device.compute_capability()
-    compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
+    compiled = compile_gluon(kernel, types, warps, capability, **constants)
     if compiled.shared_bytes > device.shared_bytes(capability):
         raise ValueError(
             f"{compiled.name} with {constants} needs {compiled.shared_bytes} bytes of shared memory; "
@@ -78,18 +78,14 @@ def gluon_call(
 
 @functools.cache
 def compile_gluon(
-    kernel: GluonJITFunction,
-    types: tuple[str | None, ...],
-    constants: tuple[tuple[str, Any], ...],
-    warps: int,
-    capability: int,
+    kernel: GluonJITFunction, types: tuple[str | None, ...], warps: int, capability: int, **constants: Any
 ) -> Compiled:
     """Compiles for 8.0 if `capability` is 80, without a GPU. Types are those of pointers, such as "*bf16", or None."""
     target = GPUTarget("cuda", capability, _WARP)
     backend = make_backend(target)
     options = backend.parse_options(dict(num_warps=warps))
     pointers = dict(zip(kernel.arg_names, types, strict=False))
-    constexprs = {name: None for name, type in pointers.items() if type is None} | dict(constants)
+    constexprs = {name: None for name, type in pointers.items() if type is None} | constants
     source = GluonASTSource(
         kernel,
         signature=pointers | dict.fromkeys(constexprs, "constexpr"),

@@ -90,7 +90,7 @@ def multiply(
         out=jax.ShapeDtypeStruct((n, m) if product.out_transposed else (m, n), out_dtype),
         blocks=math.prod(product.grid),
         warps=tiling.warps,
-        constants=dict(product=product),
+        product=product,
     )
 
 

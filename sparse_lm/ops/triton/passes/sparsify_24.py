@@ -142,4 +142,4 @@ def _call_by_tiles(
     """Runs a kernel on x [ROWS, COLUMNS], with a thread block for each tile that `out[1]`, metadata, describes."""
     row_tiles, k_tiles, _ = out[1].shape
     constants |= dict(ROWS=x.shape[0], COLUMNS=x.shape[1])
-    return gluon_call(kernel, x, *operands, out=out, blocks=row_tiles * k_tiles, warps=tiles.WARPS, constants=constants)
+    return gluon_call(kernel, x, *operands, out=out, blocks=row_tiles * k_tiles, warps=tiles.WARPS, **constants)

@@ -103,7 +103,9 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
         blocks=math.prod(y.metadata.shape[:2]),
         warps=tiles.WARPS,
-        constants=dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1], DRAW=key is not None),
+        ROWS=padded.shape[0],
+        COLUMNS=padded.shape[1],
+        DRAW=key is not None,
     )
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], y.shape[::-1]) for i in (0, 2))
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
