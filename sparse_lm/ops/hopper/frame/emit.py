@@ -170,8 +170,10 @@ def load_vectors(x: ir.Value, start: Number, count: int) -> list[Number]:
 
 
 def store_vectors(x: ir.Value, start: Number, values: Sequence[Number]) -> None:
-    """Stores neighbours of global memory, 16 bytes at a time."""
-    lanes = vector_lanes(element_of(x))
+    """Stores float32 to neighbours of global memory, rounded to their dtype, 16 bytes at a time."""
+    element = element_of(x)
+    lanes = vector_lanes(element)
+    values = [value if value.type == element else arith.truncf(element, value) for value in values]
     for first in range(0, len(values), lanes):
         store_vector(global_memory(x).at(start + first), values[first : first + lanes])
 
@@ -246,8 +248,3 @@ def widen(values: Sequence[ir.Value]) -> list[Number]:
     """Converts to float32."""
     f32 = ir.F32Type.get()
     return [Number(value if value.type == f32 else arith.extf(f32, value)) for value in values]
-
-
-def narrow(values: Sequence[Number], element: ir.Type) -> list[ir.Value]:
-    """Rounds float32 to `element`."""
-    return [value if value.type == element else arith.truncf(element, value) for value in values]

@@ -66,7 +66,7 @@ class Tile:
     def store(self, x: ir.Value, rows: Sequence[Sequence[Number]]) -> None:
         """Stores both rows' columns, rounded to the matrix's dtype."""
         for half, row in zip(HALVES, rows, strict=True):
-            emit.store_vectors(x, self.start(half, emit.shape_of(x)[1]), emit.narrow(row, emit.element_of(x)))
+            emit.store_vectors(x, self.start(half, emit.shape_of(x)[1]), row)
 
     def load_words(self, x: ir.Value) -> list[list[Number]]:
         """Loads both rows' columns of a matrix of 16-bit elements, eight words each."""
@@ -87,8 +87,8 @@ class Tile:
             self.store_packed(values, [[pair.values for pair in pairs] for pairs in rows])
         else:
             for half, pairs in zip(HALVES, rows, strict=True):
-                start, kept = self._start_of_pairs(half, values), [x for pair in pairs for x in (pair.low, pair.high)]
-                emit.store_vectors(values, start, emit.narrow(kept, emit.element_of(values)))
+                kept = [survivor for pair in pairs for survivor in (pair.low, pair.high)]
+                emit.store_vectors(values, self._start_of_pairs(half, values), kept)
         word = _joined([pair for pairs in rows for pair in pairs])
         index = self._index_of_word(metadata)
         emit.global_memory(metadata).store(index, word)
