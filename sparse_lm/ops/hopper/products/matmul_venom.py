@@ -1,10 +1,9 @@
 """Multiplies a V:2:M matrix by a dense one: the 2:4 product over condensed columns.
 
-The 2:4 operand comes by TMA, as in `matmul_24`, shared by the blocks of a cluster, which compute tiles side by side.
-The 64 rows of b of each step are gathered (gather.py), or copied as a box where columns are contiguous. All rows of a
-tile lie in one Venom block, so that a gathered row serves them all: every v rows, at most 256, read their own rows of
-b, 2 Kc N bytes, from the L2 cache. Where rows are to be put back into the order of the tokens, each is stored where it
-belongs (store.py), which saves a pass over the result.
+The 2:4 operand comes by TMA, as in `matmul_24`. The 64 rows of b of each step are gathered (gather.py), or copied as a
+box where columns are contiguous. All rows of a tile lie in one Venom block, so that a gathered row serves them all:
+every v rows, at most 256, read their own rows of b, 2 Kc N bytes, from the L2 cache. Where rows are to be put back into
+the order of the tokens, each is stored where it belongs (store.py), which saves a pass over the result.
 
 Numerics: as `matmul_24`, in the order of the condensed columns.
 """

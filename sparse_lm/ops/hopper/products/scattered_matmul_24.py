@@ -2,8 +2,7 @@
 
 The rows come in slices of contiguous ones, and a tile of the result lies in one slice. So its sum runs over the blocks
 that list the slice, wherever in their list it stands: the producer reads from a table which blocks and
-where. How many there are, and so a tile's steps, is known at run time only (stream_k.py). The blocks
-of a cluster compute tiles side by side, so that they share the tile of the sparse operand.
+where. How many there are, and so a tile's steps, is known at run time only (stream_k.py).
 
 Numerics: float32 accumulation in the order of k, in parts where a tile is cut; one rounding to the result's
 dtype. The cuts depend on the lists, the configuration and the number of multiprocessors, and never on timing.
