@@ -137,16 +137,9 @@ def start_gather(
 def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
     """Loads this lane's metadata words of a step, as `persistent.accumulate` calls it.
 
-    Shared memory is read once for both steps of a gather, at the first. The second's words are nevertheless put
-    together at the second only: words made while those of the two steps before are still read would need a third
-    set of registers, and two take turns (wgmma_sp.py).
-
-    Args:
-      metadata: of the step's stage, int32 [64 * blocks, 4]; the first's as `start_gather` fills it.
-      read_ahead: at the first step, None; at the second, what the first returned.
-
-    Returns:
-      The words, and what the next step is to be given.
+    Shared memory, int32 [64 * blocks, 4] as `start_gather` fills it, is read once for both steps of a gather, at the
+    first. The second's words are nevertheless put together at the second only: words made while those of the two steps
+    before are still read would need a third set of registers, and two take turns (wgmma_sp.py).
     """
     if read_ahead is None:
         rows = _load_rows(metadata)
