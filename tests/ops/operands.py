@@ -134,18 +134,14 @@ def exact_product(op, sparse, dense, *more, v=0, rows=None, out_transposed=False
 
 def assert_as_good_as_reference(result, reference, exact):
     """The error against `exact` is at most 1.5 times the reference's, plus float32's own rounding."""
-    exact = np.asarray(exact, np.float32)
-
-    def error(x):
-        return float(np.linalg.norm(np.asarray(x, np.float32) - exact) / (np.linalg.norm(exact) or 1))
-
     assert result.dtype == reference.dtype
-    assert error(result) <= 1.5 * error(reference) + 1e-6
+    assert relative_error(result, exact) <= 1.5 * relative_error(reference, exact) + 1e-6
 
 
 def relative_error(found, exact):
+    """The error in relation to what is exact, or where that is zeros, itself."""
     found, exact = (np.asarray(a, np.float64) for a in (found, exact))
-    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    return np.linalg.norm(found - exact) / (np.linalg.norm(exact) or 1)
 
 
 def assert_errors_are_as_small(results, of_reference, exact):
