@@ -66,7 +66,7 @@ def matmul_24_fp8(ops: types.ModuleType) -> Rows:
             row["dense_fp8_ms"] = median_ms(_times, dense8, b8_t, compiler_options=fp8.COMPILER_OPTIONS)
             row["sparse_bf16_ms"] = median_ms(ops.matmul_24, w, b_t.T)
             scale = jnp.ones((m, 1), jnp.float32)
-            for config, _ in CANDIDATES:
+            for config in CANDIDATES:
                 product = functools.partial(ops.matmul_24_fp8, config=config)
                 row[f"sparse_fp8_{config.tile_m}x{config.tile_n}_ms"] = median_ms(product, w8, b8_t, scale)
             row["to_e4m3_24_ms"], row["to_e4m3_ms"] = median_ms(fp8.by_rows, w.values), median_ms(fp8.by_rows, dense)

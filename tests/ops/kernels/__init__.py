@@ -16,5 +16,4 @@ def candidates(backend, product, name="CANDIDATES"):
     products = importlib.import_module(f"sparse_lm.ops.{backend}.products")
     if hasattr(products, name):
         return getattr(products, name)[product]
-    module = importlib.import_module(f"{products.__name__}.{product}")
-    return [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(module, name)]
+    return getattr(importlib.import_module(f"{products.__name__}.{product}"), name)

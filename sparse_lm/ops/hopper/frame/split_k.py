@@ -108,13 +108,12 @@ def schedule_product(
     return plan.grid, jobs
 
 
-def fastest(candidates: Sequence[tuple[Tiling, float]], m: int, n: int, steps: int) -> Tiling:
+def fastest(candidates: Sequence[Tiling], m: int, n: int, steps: int) -> Tiling:
     """Chooses the tiling that is done first with a product [m, n] of so many steps along k.
 
-    A larger tile takes less time for its size, but there are fewer to share out. Candidates have the time of a tile
-    beside them, in any unit.
+    A larger tile takes less time for its size, but there are fewer to share out.
     """
-    return min(candidates, key=lambda candidate: plan_product(candidate[0], m, n, steps).length * candidate[1])[0]
+    return min(candidates, key=lambda tiling: plan_product(tiling, m, n, steps).length * tiling.time)
 
 
 def plan(tiles: int, clusters: int, steps: int) -> Plan:

@@ -38,6 +38,7 @@ class Tiling:
     tile_n: int  # columns of it, a multiple of 64 (128 if tile_m is 64), at most 256
     share_b: bool = True  # whether the blocks of a cluster share the dense operand's tile, or else the sparse one's
     raster_width: int = 8  # clusters' tiles across the band: along M, but where a kernel says otherwise
+    time: float = 1.0  # of a tile, beside those of a product's other candidates
 
     def __post_init__(self):
         columns = wgmma_sp.ROWS * (CONSUMERS if self.tile_m == wgmma_sp.ROWS else 1)

@@ -26,24 +26,23 @@ from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.row_order import RowOrder
 
 # What a cluster has of rows divides v. A band's tiles are along N: the L2 cache should hold the part of b under them.
-# With the time of a tile (measured on an H200): what a cluster shares decides how much it reads of the L2 cache.
+# Times were measured on an H200: what a cluster shares decides how much it reads of the L2 cache.
 CANDIDATES = (
-    (Tiling(256, 192, share_b=False, raster_width=2), 1.35),
-    (Tiling(256, 128, share_b=False, raster_width=4), 1.0),
-    (Tiling(128, 256, share_b=False, raster_width=2), 1.06),
-    (Tiling(64, 256, share_b=False, raster_width=2), 0.92),
+    Tiling(256, 192, share_b=False, raster_width=2, time=1.35),
+    Tiling(256, 128, share_b=False, raster_width=4, time=1.0),
+    Tiling(128, 256, share_b=False, raster_width=2, time=1.06),
+    Tiling(64, 256, share_b=False, raster_width=2, time=0.92),
 )
 CONTIGUOUS = (
-    (Tiling(256, 192, share_b=False, raster_width=16), 1.36),
-    (Tiling(128, 256, raster_width=16), 1.07),
-    (Tiling(128, 256, share_b=False, raster_width=16), 1.2),
+    Tiling(256, 192, share_b=False, raster_width=16, time=1.36),
+    Tiling(128, 256, raster_width=16, time=1.07),
+    Tiling(128, 256, share_b=False, raster_width=16, time=1.2),
 )
 
 
 def heuristic_config(rows: int, n: int, kept: int, v: int, *, in_boxes: bool = False) -> Tiling:
     """Chooses the candidate that is done first, of those whose tiles' rows lie in one block; refuses other v."""
-    candidates = CONTIGUOUS if in_boxes else CANDIDATES
-    fitting = [candidate for candidate in candidates if v % candidate[0].cluster_m == 0]
+    fitting = [tiling for tiling in (CONTIGUOUS if in_boxes else CANDIDATES) if v % tiling.cluster_m == 0]
     if not fitting:
         raise NotImplementedError(f"needs v to be a multiple of {wgmma_sp.ROWS}, not {v}")
     return split_k.fastest(fitting, rows, n, kept // STEP)

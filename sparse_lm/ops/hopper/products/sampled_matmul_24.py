@@ -26,13 +26,13 @@ from sparse_lm.ops.hopper.frame.schedule import rows_in_use
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 
-# M counts listed rows, N tokens. With the time of a tile (measured on an H200).
-CANDIDATES = ((Tiling(256, 192), 1.36), (Tiling(128, 256), 1.0), (Tiling(256, 128), 1.04))
+# M counts listed rows, N tokens. Times were measured on an H200.
+CANDIDATES = Tiling(256, 192, time=1.36), Tiling(128, 256), Tiling(256, 128, time=1.04)
 
 
 def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Tiling:
     """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block."""
-    fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_n == 0]
+    fitting = [tiling for tiling in CANDIDATES if v % tiling.tile_n == 0]
     return split_k.fastest(fitting, kept, tokens, pl.cdiv(dim, STEP))
 
 
@@ -52,7 +52,7 @@ def sampled_matmul_24(
     Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones, and
     its clusters' tiles must lie in one block. Last blocks that list only F cost little if they are contiguous.
     """
-    if contiguous % wgmma_sp.ROWS or all(v % candidate.tile_n for candidate, _ in CANDIDATES):
+    if contiguous % wgmma_sp.ROWS or all(v % tiling.tile_n for tiling in CANDIDATES):
         return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     out = result_type(tokens, kept, product_dtype(w, x, out_dtype))

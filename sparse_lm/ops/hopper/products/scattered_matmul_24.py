@@ -28,12 +28,12 @@ from sparse_lm.ops.row_order import inverted_index
 
 # A band's tiles lie side by side, and it is computed row by row before the next band. Those of a row read the same
 # blocks of b, and the L2 cache should hold the band's columns of all of them: then the memory is asked for b once, and
-# for the sparse operand once a band. With the time of a cluster's tile, where shared memory limits it.
+# for the sparse operand once a band. Times are those of a cluster's tile, where shared memory limits it.
 CANDIDATES = (
-    (Tiling(256, 192, raster_width=3), 1.36),
-    (Tiling(256, 192, share_b=False, raster_width=3), 1.36),
-    (Tiling(128, 256, raster_width=3), 1.0),
-    (Tiling(128, 256, share_b=False, raster_width=2), 1.0),
+    Tiling(256, 192, raster_width=3, time=1.36),
+    Tiling(256, 192, share_b=False, raster_width=3, time=1.36),
+    Tiling(128, 256, raster_width=3),
+    Tiling(128, 256, share_b=False, raster_width=2),
 )
 _WHOLE_ROWS = 2048  # columns of b, of which the cache holds what the tiles of a row read
 
@@ -44,16 +44,11 @@ def heuristic_config(contiguous: int, listings: int, n: int) -> Tiling:
     Slices have `contiguous` rows, blocks list `listings` slices each, and the result has n columns. Slices that no
     tile divides are refused.
     """
-    fitting = [candidate for candidate in CANDIDATES if contiguous % candidate[0].cluster_m == 0]
+    fitting = [tiling for tiling in CANDIDATES if contiguous % tiling.cluster_m == 0]
     if not fitting:
         raise NotImplementedError(f"needs a multiple of 128 contiguous rows, not {contiguous}")
-
-    def time(candidate: tuple[Tiling, float]) -> float:
-        """Estimates the time of all columns, by rows."""
-        config, tile_time = candidate
-        return tile_time * pl.cdiv(n, config.cluster_n) / config.cluster_m
-
-    config = min(fitting, key=time)[0]
+    # By the time of all columns, for each row.
+    config = min(fitting, key=lambda tiling: tiling.time * pl.cdiv(n, tiling.cluster_n) / tiling.cluster_m)
     # The memory is asked for all operands once, if whole rows of tiles run together.
     if listings == 1 or (config.share_b and n <= _WHOLE_ROWS):
         return dataclasses.replace(config, raster_width=pl.cdiv(n, config.cluster_n))
