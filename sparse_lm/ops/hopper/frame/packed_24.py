@@ -52,11 +52,6 @@ def take_two(words: Sequence[Number], nibble: Number) -> Number:
     return _bytes_of(*words, first * 0x22 + second * 0x2200 + 0x1010)
 
 
-def groups(words: Sequence[Number]) -> list[list[tuple[Number, int]]]:
-    """Splits words into the members of each group of neighbours."""
-    return [[(word, half) for word in words[i : i + 2] for half in range(2)] for i in range(0, len(words), 2)]
-
-
 def zip_halves(a: Number, b: Number) -> tuple[Number, Number]:
     """Joins the low halves of two words to one word, and the high halves."""
     return tuple(_bytes_of(a, b, i32(selector)) for selector in (emit.LOW_HALVES, emit.HIGH_HALVES))

@@ -19,6 +19,7 @@ from sparse_lm.ops.hopper.frame import packed_24
 from sparse_lm.ops.hopper.frame.emit import Number, element_of, shape_of
 from sparse_lm.ops.hopper.frame.hidden_stats import Seen, stats_type, store_stats, sum_stats
 from sparse_lm.ops.hopper.frame.thread_tile import Tile, run_by_tile
+from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four
 
 _MAGNITUDES = 0x7FFF7FFF  # of the two 16-bit floats of a word
 
@@ -45,7 +46,8 @@ def sparsify_hidden(
     def sparsify_tile(tile, h, values, metadata, stats):
         y, element, seen, pairs = load_y(h, tile), element_of(values), Seen.nothing(), []
         for words in y:
-            pairs.append([packed_24.two_of_four(four, signed=signed) for four in packed_24.groups(words)])
+            members = [(word, half) for word in words for half in range(2)]
+            pairs.append([packed_24.two_of_four(four, signed=signed) for four in groups_of_four(members)])
             magnitudes = [word & _MAGNITUDES for word in words] if signed else words
             seen = seen.add(magnitudes, [pair.values for pair in pairs[-1]], element)
         tile.store_24(values, metadata, pairs)
