@@ -35,16 +35,14 @@ LARGEST = 2.0**100  # whose multiples add up without rounding, in any order
 Members = Sequence[Array]  # the four members of every group: four arrays of equal shape
 
 
-def split_groups(x: Array, axis: int = -1) -> list[Array]:
+def split_groups(x: Array, axis: int = -1) -> Members:
     """Splits a matrix [M, K] into members 0, 1, 2, 3 of every group of four along K, [M, K / 4] each.
 
     For axis 0 groups run along M, and members are [M / 4, K].
     """
     if axis == 0:
-        groups = x.reshape(-1, 4, x.shape[1])
-        return [groups[:, member] for member in range(4)]
-    groups = x.reshape(x.shape[0], -1, 4)
-    return [groups[..., member] for member in range(4)]
+        return jnp.unstack(x.reshape(-1, 4, x.shape[1]), axis=1)
+    return jnp.unstack(x.reshape(x.shape[0], -1, 4), axis=2)
 
 
 def magnitude_rank(x: Array) -> Array:

@@ -104,7 +104,7 @@ def _multiply(
     `tile(references to the operands, row, column)` gives slices a and b, [rows, contracted] and [contracted, columns]
     or transposed, and how many steps of the contracted dimension are to be summed up.
     """
-    product_dtype(*operands[:2], out.dtype)  # refuses others
+    product_dtype(*operands[:2], out.dtype)  # refuses other dtypes
     own_n = _TILE_N // _CONSUMERS
     grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
     a_tile = (_STEP, _TILE_M) if a_transposed else (_TILE_M, _STEP)
