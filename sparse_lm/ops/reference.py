@@ -202,11 +202,11 @@ def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Arr
 
 def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """Padding is multiplied, whatever it is with: tokens of zeros stay such."""
-    return _ragged_dot(x, w.reshape(experts, -1, w.shape[1]), block_experts, v, contracted=((1,), (2,)))
+    return _ragged_dot(x, w, block_experts, v, experts, axis=2)
 
 
 def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
-    return _ragged_dot(y, w.reshape(experts, -1, w.shape[1]), block_experts, v, contracted=((1,), (1,)))
+    return _ragged_dot(y, w, block_experts, v, experts, axis=1)
 
 
 def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: DTypeLike) -> Array:
@@ -233,7 +233,9 @@ def _blocks(x: Array, v: int) -> Array:
     return x.reshape(-1, v, x.shape[1])
 
 
-def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple) -> Array:
+def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, axis: int) -> Array:
+    """Multiplies blocks of tokens by their experts' weights, along an axis of [experts, S, D]."""
+    w, contracted = w.reshape(experts, -1, w.shape[1]), ((1,), (axis,))
     if v == 1:  # a few tokens, as in generation: of several texts under vmap, which the ragged product has not
         dimensions = contracted, ((0,), (0,))
         return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(x.dtype)
@@ -241,16 +243,15 @@ def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted:
 
     @sequential_vmap  # the ragged product has no vmap over all of its operands
     def ragged(x: Array, w: Array, block_experts: Array) -> Array:
-        sizes = group_sizes(block_experts, v, w.shape[0])
+        sizes = group_sizes(block_experts, v, experts)
         return lax.ragged_dot_general(x, w, sizes, numbers, preferred_element_type=jnp.float32)
 
     def by_block(x: Array, w: Array, block_experts: Array) -> Array:
         """Computes what the ragged product does: XLA's for CPUs multiplies every token with every expert."""
-        of_w = contracted[1][0] - 1
 
         def one(block: tuple[Array, Array]) -> Array:
             x, expert = block
-            return lax.dot_general(x, w[expert], (((1,), (of_w,)), ((), ())), preferred_element_type=jnp.float32)
+            return lax.dot_general(x, w[expert], (((1,), (axis - 1,)), ((), ())), preferred_element_type=jnp.float32)
 
         products = lax.map(one, (_blocks(x, v), block_experts))
         return products.reshape(-1, products.shape[-1])
