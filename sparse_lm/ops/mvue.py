@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +37,7 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
     total = jnp.where(ab + cd < jnp.inf, ab + cd, jnp.nan)
     half = functools.reduce(jnp.minimum, (total * 0.5, b + cd, a + cd, d + ab, c + ab))  # sums without cancellation
     length = jnp.where(half > 0, half, total)  # only one that is not zero
-    edges = [jnp.minimum(a, length)]
-    for size in (b, c):
-        edges.append(edges[-1] + jnp.minimum(size, length))
+    edges = list(itertools.accumulate(jnp.minimum(size, length) for size in (a, b, c)))
 
     point, second_point = uniform * length, (1 + uniform) * length
     past_a, past_b = point > edges[0], point > edges[1]

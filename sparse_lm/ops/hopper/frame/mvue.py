@@ -6,6 +6,8 @@ of 16-bit floats. Numerics: those of the reference bit for bit.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
@@ -34,13 +36,9 @@ def sample_two(members: Sequence[Number], above_one: Number) -> Pair:
     ab, cd = a + b, c + d
     total = ab + cd
     total = select(total.compare("OLT", i32(INF).as_float()), total, i32(NAN).as_float())
-    half = total * 0.5
-    for others in (b + cd, a + cd, d + ab, c + ab):
-        half = minimum(half, others)
+    half = functools.reduce(minimum, (total * 0.5, b + cd, a + cd, d + ab, c + ab))
     length = select(half.compare("OGT", 0.0), half, total)
-    edges = [minimum(a, length)]
-    for size in (b, c):
-        edges.append(edges[-1] + minimum(size, length))
+    edges = list(itertools.accumulate(minimum(size, length) for size in (a, b, c)))
 
     point = (above_one - 1.0) * length
     second_point = above_one * length
