@@ -8,6 +8,8 @@ summed in float32, by tile, then by XLA.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,7 +114,7 @@ def sparsify_24(
     key = threefry_key(key) if method == "mvue" else NO_KEY
     constants = dict(dense=None, METHOD=method, TRANSPOSED=axis == 0, SCALED_TILES=None)
     out = types_24(*shape, dtype)
-    return Sparse24(*_call_by_tiles(sparsify_24_kernel, x, scale, key, out=out, **constants), shape)
+    return Sparse24(*call_by_tiles(sparsify_24_kernel, x, scale, key, out=out, **constants), shape)
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
@@ -123,7 +125,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
         check_multiples({"rows of a scale": (scaled_rows, TILE)})
     out = *types_24(*w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
     constants = dict(METHOD="soft_threshold", TRANSPOSED=False, SCALED_TILES=-(-scaled_rows // TILE))
-    *sparse, dense = _call_by_tiles(sparsify_24_kernel, w, scale.astype(jnp.float32), None, out=out, **constants)
+    *sparse, dense = call_by_tiles(sparsify_24_kernel, w, scale.astype(jnp.float32), None, out=out, **constants)
     return Sparse24(*sparse, w.shape), dense
 
 
@@ -132,14 +134,14 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     check_hidden_dtype(h.dtype)
     values, metadata = types_24(*h.shape, h.dtype)
     out = values, metadata, jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
-    *sparse, stats = _call_by_tiles(squared_relu_24_kernel, align_rows(h), out=out)
+    *sparse, stats = call_by_tiles(squared_relu_24_kernel, align_rows(h), out=out)
     return Sparse24(*sparse, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 
-def _call_by_tiles(
+def call_by_tiles(
     kernel, x: Array, *operands: Array, out: tuple[jax.ShapeDtypeStruct, ...], **constants
 ) -> list[Array]:
-    """Runs a kernel on x [ROWS, COLUMNS], with a thread block for each tile that `out[1]`, metadata, describes."""
-    row_tiles, k_tiles, _ = out[1].shape
+    """Runs a kernel on x [ROWS, COLUMNS], with a thread block for each tile of 64 x 64."""
+    blocks = math.prod(-(-size // TILE) for size in x.shape)
     constants |= dict(ROWS=x.shape[0], COLUMNS=x.shape[1])
-    return gluon_call(kernel, x, *operands, out=out, blocks=row_tiles * k_tiles, warps=tiles.WARPS, **constants)
+    return gluon_call(kernel, x, *operands, out=out, blocks=blocks, warps=tiles.WARPS, **constants)

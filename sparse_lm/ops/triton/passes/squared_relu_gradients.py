@@ -9,7 +9,6 @@ and `hopper` take approximate roots, which a few float16 values show.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 from jax import Array
@@ -20,9 +19,9 @@ from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24, tiles
-from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.frame.gluon_call import align_rows
 from sparse_lm.ops.triton.frame.two_of_four import members, spread, unpack_words
-from sparse_lm.ops.triton.passes.sparsify_24 import NO_KEY
+from sparse_lm.ops.triton.passes.sparsify_24 import NO_KEY, call_by_tiles
 
 _TILE = gl.constexpr(TILE)
 _DH, _Y = gl.constexpr(0), gl.constexpr(1)  # halves of a word
@@ -96,15 +95,10 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         raise NotImplementedError("takes a 2:4 y, no Venom one")
     check_hidden_dtype(dy.dtype, y.dtype)
     transpose = types_24(*y.shape[::-1], dy.dtype)
-    padded = align_rows(dy)
-    dh, *transposes = gluon_call(
+    dh, *transposes = call_by_tiles(
         squared_relu_gradients_kernel,
-        *(padded, y.values, y.metadata, NO_KEY if key is None else threefry_key(key)),
+        *(align_rows(dy), y.values, y.metadata, NO_KEY if key is None else threefry_key(key)),
         out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
-        blocks=math.prod(y.metadata.shape[:2]),
-        warps=tiles.WARPS,
-        ROWS=padded.shape[0],
-        COLUMNS=padded.shape[1],
         DRAW=key is not None,
     )
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], y.shape[::-1]) for i in (0, 2))
