@@ -62,7 +62,8 @@ Jobs = Callable[[Any, Array, Array], Work]
 def rows_in_use(lists: Array, v: int, end: int) -> Array:
     """Counts the rows up to the last block that lists anything: those after it are padding, whose products are zeros.
 
-    Each block of v rows has a row of `lists`, where `end` or more stands for nothing. The result is int32 [1].
+    Each block of v rows has a row of `lists`, where `end` or more stands for nothing. The result is int32 [1], which
+    kernels read for each job anew, from the cache: consumers lack a register for it.
     """
     rows_up_to = v * jnp.arange(1, lists.shape[0] + 1, dtype=jnp.int32)[:, None]
     return jnp.max(jnp.where(lists < end, rows_up_to, 0), keepdims=True)[0]

@@ -70,11 +70,8 @@ def matmul_venom(
     b = pad(b, rows=in_boxes)
     steps = a.values.shape[1] // wgmma_sp.KEPT
     padding = [rows_in_use(a.columns[:, :: a.contiguous], a.v, a.shape[1])] if in_boxes else []
-
-    def in_use(operands, row, _):
-        return row < operands[4][0]  # read for each job anew, from the cache: consumers lack a register for it
-
-    schedule = split_k.schedule_product(config, m, b.shape[1], steps, in_use if in_boxes else None, band_axis=1)
+    in_use = (lambda operands, row, _: row < operands[4][0]) if in_boxes else None
+    schedule = split_k.schedule_product(config, m, b.shape[1], steps, in_use, band_axis=1)
 
     def loads(operands, job):
         values, metadata, columns, b_gmem, *_ = operands

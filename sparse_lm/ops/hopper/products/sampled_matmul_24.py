@@ -62,7 +62,7 @@ def sampled_matmul_24(
     box = math.gcd(contiguous, config.tile_m)
 
     def in_use(operands, _, token):
-        return token < operands[-1][0]  # read for each job anew, from the cache: consumers lack a register for it
+        return token < operands[-1][0]
 
     def loads(operands, job):
         values, metadata, x, neuron_ids, _ = operands
