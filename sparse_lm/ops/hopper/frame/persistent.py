@@ -71,7 +71,9 @@ def multiply(
     dtype = operands[0].dtype
     own_m, own_n = tiling.consumer_tile
     blocks = own_m // wgmma_sp.ROWS
-    sizes = blocks, own_n, wgmma_sp.words_per_block(dtype)
+    step, words = wgmma_sp.step_columns(dtype), wgmma_sp.words_per_block(dtype)
+    sizes = blocks, own_n, words
+    b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
     # Those of a thread of the producer, and of a consumer, together a multiprocessor's 65,536.
     few = own_m * own_n // WARPGROUP_SIZE <= _FEW_ACCUMULATORS
     producer_registers, consumer_registers = (56, 224) if few or gathers else (24, 240)
@@ -142,7 +144,9 @@ def multiply(
 
         pl.run_scoped(
             scope,
-            *_stages(tiling, dtype, b_transposed),
+            plgpu.SMEM((STAGES, tiling.tile_m, step // 2), dtype, transforms=wgmma_sp.values_transforms(dtype)),
+            plgpu.SMEM((STAGES, tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE * words), jnp.int32),
+            plgpu.SMEM((STAGES, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
             staging(out.dtype, transposed=out_transposed),
             *barriers(STAGES, CONSUMERS),
             collective_axes="warpgroup",
@@ -222,19 +226,6 @@ def launch(kernel: Callable, out_type: Any, clusters: int, name: str) -> Callabl
     )
     # A stack of products is one after the other: TMA takes no batch of matrices, and semaphores are not batched.
     return jax.custom_batching.sequential_vmap(run)
-
-
-def _stages(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
-    """Allocates the ring in shared memory: what `Stage` has, of all slots."""
-    step = wgmma_sp.step_columns(dtype)
-    values_tile = tiling.tile_m, step // 2
-    metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE * wgmma_sp.words_per_block(dtype)
-    b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
-    return (
-        plgpu.SMEM((STAGES, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
-        plgpu.SMEM((STAGES, *metadata_tile), jnp.int32),
-        plgpu.SMEM((STAGES, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
-    )
 
 
 def _produce(ring: Ring, stage_at: Callable[[Array], Stage], work: Work, loads_of: Callable[[Job], Loads]) -> None:
