@@ -98,7 +98,8 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int,
             mask = (product >> 12) & 15
         else:
             mask = (mask >> (within << 2)) & 15
-        nibble = _nibble(mask)
+        shifted = Number(arith.constant(emit.i64_type(), METADATA_OF_MASKS)) >> (mask << 2).wide()
+        nibble = Number(arith.trunci(emit.i32_type(), shifted)) & 15
 
         def survivor(position, start=start, mask=mask):
             place = start + position
@@ -109,9 +110,3 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int,
 
         pairs.append(Pair(survivor(nibble & 3), survivor(nibble >> 2), nibble))
     return pairs
-
-
-def _nibble(mask: Number) -> Number:
-    """Computes a group's metadata from the four bits of its mask."""
-    entry = Number(arith.constant(emit.i64_type(), METADATA_OF_MASKS)) >> (mask << 2).wide()
-    return Number(arith.trunci(emit.i32_type(), entry)) & 15
