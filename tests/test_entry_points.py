@@ -15,7 +15,7 @@ from tests.runs import command, small_config
 @pytest.mark.long
 def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
     mistakes = {
-        "--config.sparsity.m=6": "config.sparsity.m = 6: must be a multiple of 4",
+        "--config.sparsity.m=6": "config.sparsity.m = 6: must be a positive multiple of 4",
         "--config.sparsity.recipee=fst": "did you mean --config.sparsity.recipe?",
         "--config.optimizer.learning-rate=0.1": "did you mean --config.optimizer.learning_rate?",
         "--config.learning_rate=0.1": "did you mean --config.optimizer.learning_rate?",

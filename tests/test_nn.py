@@ -124,7 +124,7 @@ def test_a_recipe_that_could_not_be_entered_is_refused_at_once():
     refused = {
         "recipe 'dense_slices' with activation 'swiglu' computes no squared-ReLU FFN": DenseSlices(activation="swiglu"),
         "recipe 'experts24' with activation 'squared_relu' computes no squared-ReLU FFN": Experts24(),
-        "m = 6 of recipe 'slices': must be a multiple of 4": Slices(m=6),
+        "m = 6 of recipe 'slices': must be a positive multiple of 4": Slices(m=6),
     }
     for message, recipe in refused.items():
         with pytest.raises(ValueError, match=message):

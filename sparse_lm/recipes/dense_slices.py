@@ -114,5 +114,5 @@ class DenseSlices(Recipe):
 
 def rules_of_m(m: int, shape: Shape) -> Iterator[Rule]:
     """Yields what m must fulfil, of every m neurons of which 4 are computed."""
-    yield "m", m >= 4 and m % 4 == 0, "must be a multiple of 4"
+    yield "m", m >= 4 and m % 4 == 0, "must be a positive multiple of 4"
     yield "m", shape.neurons % m == 0, f"must divide the {shape.neurons} neurons"
