@@ -58,7 +58,8 @@ def main() -> None:
             if finished and jax.process_count() == 1 and config.mesh.data == config.mesh.devices:  # one device holds it
                 data = open_run_data(workdir, load_config(workdir))
                 prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
-                [text] = continue_texts(workdir, [prompt], max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
+                room = max(0, data.seq_len - PROMPT_TOKENS)  # in what the model was trained on
+                [text] = continue_texts(workdir, [prompt], max_new_tokens=min(SAMPLE_TOKENS, room), temperature=0.7)
                 print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
     except KeyboardInterrupt:  # while data is prepared, say
         sys.exit(f"interrupted{'; the same command goes on' if has_begun(workdir) else ' before training began'}")

@@ -64,7 +64,7 @@ def test_a_run_is_repeated_from_its_config_json(corpus, tmp_path):
     again = [f"--config={tmp_path / 'first' / 'config.json'}", "--config.seed=7"]
     repeated, nameless = run_each("sparse_lm.train", [[*again, f"--workdir={tmp_path / 'second'}"], again], tmp_path)
     assert_refused(nameless, "--workdir: must be given to repeat a run")
-    assert repeated.returncode == 0, repeated.stderr
+    assert repeated.returncode == 0 and "longer than a training sequence" not in repeated.stderr, repeated.stderr
     assert load_config(tmp_path / "second") == dataclasses.replace(config, seed=7)
     sample = repeated.stdout.split("held-out text:\n")[1].partition("\ncontinued:\n")[0]
     documents = [file.read_text() for file in corpus.parent.glob("*.txt")]
