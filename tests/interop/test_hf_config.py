@@ -21,16 +21,11 @@ def test_absent_keys_have_the_values_that_transformers_gives_them():
     assert (qwen3["kv_heads"], qwen3["head_dim"], qwen3["qk_norm"]) == (32, 128, True)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_theta": 123.0, "rope_scaling": None},  # as transformers 4 writes it
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 123.0}},  # as transformers 5 does
-    ],
-)
-def test_rope_of_either_version(rope):
-    others = {key: value for key, value in ARCEE.items() if not key.startswith("rope")}
-    assert from_hf_config(others | rope, gated=False)["rope_theta"] == 123.0
+@pytest.mark.parametrize("key", ["rope_theta", "rope_parameters"])  # which transformers 4 and 5 read
+def test_rope_of_either_version(key):
+    ours = to_hf_config(MODELS["tied"], seq_len=64, end_of_text=0)
+    kept = {name: value for name, value in ours.items() if name == key or not name.startswith("rope")}
+    assert from_hf_config(kept | {"rope_scaling": None}, gated=False)["rope_theta"] == MODELS["tied"].rope_theta
 
 
 def test_a_llama_without_gates_and_with_squared_relu_is_ours():
@@ -50,7 +45,7 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
         (LLAMA | {"rope_parameters": {"rope_theta": "1e6"}}, True, "rope_theta = '1e6': must be a number"),
         (QWEN3 | {"use_sliding_window": True}, True, "use_sliding_window = True: must be False"),
         (ARCEE | {"rope_parameters": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
-        (ARCEE | {"rope_scaling": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
+        (ARCEE | {"rope_scaling": {"type": "linear"}}, False, "rope_type = 'linear': must be 'default'"),
         (ARCEE | {"rope_parameters": {"partial_rotary_factor": 0.5}}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"partial_rotary_factor": 0.5}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"quantization_config": {"quant_method": "fp8"}}, False, "quant_method = 'fp8': must be None"),

@@ -28,6 +28,7 @@ def test_transformers_computes_the_same_model(name, tmp_path):
     expected = of_mixture if model.experts else of_one_ffn
     assert type(theirs).__name__ == f"{expected}ForCausalLM"
     assert theirs.dtype == torch.float32
+    assert (theirs.config.max_position_embeddings, theirs.generation_config.eos_token_id) == (64, 0)
     assert not any(loading.values()), loading
 
     tokens = np.random.default_rng(1).integers(model.vocab_size, size=(2, 48))
@@ -64,4 +65,4 @@ def test_tokenizer_is_the_one_of_training(adds_a_token, tmp_path):
     text = "def main():  # ünïcode\n\treturn 0"
     assert theirs(text).input_ids == tokenizer.encode(text, add_special_tokens=False).ids
     assert theirs.decode(theirs(text).input_ids) == text
-    assert theirs.eos_token_id == tokenizer.token_to_id("<|endoftext|>")
+    assert (theirs.eos_token_id, theirs.model_max_length) == (tokenizer.token_to_id("<|endoftext|>"), 64)

@@ -22,6 +22,7 @@ def test_several_files_and_their_index(tmp_path):
     write_shards(tmp_path, tensors, 400)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert [file.name for file in files] == [f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4)]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o644}  # others read them, too
     assert [list(load_file(file)) for file in files] == [["a"], ["c"], ["b"], ["d", "e", "f"]]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors.values())
