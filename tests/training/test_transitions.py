@@ -26,7 +26,8 @@ DENSE_LAYERS = {"fst": 0, "slices": 1}
 
 
 def config_of(recipe):
-    return small.config(recipe, **{"sparsity.dense_layers": DENSE_LAYERS[recipe]})
+    """Three layers: the inputs of the last one are another recipe's also where the first one is dense."""
+    return small.config(recipe, **{"sparsity.dense_layers": DENSE_LAYERS[recipe], "model.layers": 3})
 
 
 @functools.cache
@@ -129,8 +130,8 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
     old, new = state.recipe_state.centroids, after.recipe_state.centroids
     expected = [means(x, c) for x, c in zip(routed(config, state, windows), old, strict=True)]
     np.testing.assert_array_equal(new[0], old[0])
-    np.testing.assert_allclose(new[1], expected[1], atol=2e-5)
-    assert np.abs(expected[1] - old[1]).max() > 0.01
+    np.testing.assert_allclose(new[1:], expected[1:], atol=2e-5)
+    assert (np.abs(expected[1:] - old[1:]).max(axis=(1, 2)) > 0.01).all()
     recipe_state = state.recipe_state._replace(centroids=new)
     jax.tree.map(np.testing.assert_array_equal, after, dataclasses.replace(state, recipe_state=recipe_state))
     assert metrics == {}
@@ -170,19 +171,20 @@ def test_masked_decay_shrinks_what_the_mask_prunes():
 
 @pytest.mark.parametrize("recipe", DENSE_LAYERS)
 def test_leaving_changes_the_weights_of_sparse_layers_alone_and_once(recipe):
-    """A run that ended in its sparse phase leaves it again if it is made longer; readers do likewise."""
+    """By the inputs of the sparse forward. A run that ended in its phase leaves it again if it is made longer."""
     config, (*_, state) = config_of(recipe), states_of(recipe)
     _, transitions = small.compiled(config)
-    before = jax.device_get(state)
-    params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(state.params, state.recipe_state)
+    before, inputs = jax.device_get(state), None
+    if config.sparsity.recipe.leave_reads_inputs:
+        inputs = np.stack(routed(config, before, small.windows(config))).astype(np.float32)
+    params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(
+        state.params, state.recipe_state, x=inputs
+    )
     params = jax.device_get(params)
     once = jax.device_get(transitions["leave"](state, small.windows(config))[0])
     (read_up, read_down), (up, down) = matrices(params), matrices(once.params)
     np.testing.assert_allclose(read_down, down, rtol=1e-6)
-    if config.sparsity.recipe.leave_reads_inputs:  # of which readers of a checkpoint have none
-        assert (read_up != up).any(axis=(1, 2)).tolist() == (np.arange(len(up)) >= DENSE_LAYERS[recipe]).tolist()
-    else:
-        np.testing.assert_allclose(read_up, up, rtol=1e-6)
+    np.testing.assert_allclose(read_up, up, atol=1e-4)
     for old, new in zip(matrices(before.params), matrices(once.params), strict=True):
         changed = (old != new).any(axis=(1, 2))
         np.testing.assert_array_equal(changed, np.arange(len(old)) >= DENSE_LAYERS[recipe])
