@@ -46,7 +46,10 @@ def whole(corpus, tmp_path_factory):
 def test_run_leaves_what_it_should(whole, corpus):
     files = {"config.json", "data.json", "metrics.jsonl", "summary.json", "tokenizer.json"}
     assert files | {"checkpoints", "profile", "tensorboard"} <= set(os.listdir(whole))
-    assert len(list((whole / "profile").rglob("*.xplane.pb"))) == 1
+    [profile] = (whole / "profile").rglob("*.xplane.pb")
+    threads = [thread for plane in jax.profiler.ProfileData.from_file(str(profile)).planes for thread in plane.lines]
+    traced = [event for thread in threads for event in thread.events if event.name == "train"]
+    assert [dict(event.stats)["step_num"] for event in traced] == [25, 26]
     logged = lines(whole)
     assert [line["step"] for line in logged] == list(range(80))
     assert [line["phase"] for line in logged] == ["dense"] * 20 + ["sparse"] * 30 + ["dense"] * 30
