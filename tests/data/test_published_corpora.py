@@ -90,7 +90,8 @@ def test_the_commands_of_the_page_prepare_every_document(tmp_path, tmp_path_fact
 def test_a_tfds_directory_of_c4_whose_empty_documents_are_left_out(tmp_path, file_format):
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     empty = C4_ROWS[0][0] | {"text": ""}
-    directory = write_tfds(tmp_path, C4_FEATURES, shards=4, train=[empty, *C4_ROWS[0], empty], validation=C4_ROWS[1])
+    splits = {"train": [empty, *C4_ROWS[0], empty], "test": C4_ROWS[0], "validation": C4_ROWS[1]}
+    directory = write_tfds(tmp_path, C4_FEATURES, shards=4, **splits)
     if file_format == "tfrecord":
         examples.as_tfrecords(directory)
     assert [len(corpus.parts()) for corpus in tfds_corpus.open_splits(directory)] == [4, 4]
