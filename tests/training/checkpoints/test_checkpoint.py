@@ -73,15 +73,15 @@ def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
 
 
 def test_keeps_the_newest_and_the_best(tmp_path):
-    """Also of checkpoints that an earlier process saved."""
-    losses = {1: 3.0, 2: 1.0, 3: math.nan, 4: None, 5: 2.0, 6: None}
-    for steps in ((1, 2, 3), (4, 5, 6)):
+    """Also of checkpoints that an earlier process saved. Of those without a loss none is the best."""
+    losses = {1: None, 2: math.nan, 3: None, 4: 3.0, 5: 1.0, 6: math.nan, 7: None, 8: 2.0, 9: None}
+    for steps, kept in (((1, 2, 3), [2, 3]), ((4, 5, 6), [5, 6]), ((7, 8, 9), [5, 8, 9])):
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step in steps:
                 loss = losses[step]
                 checkpoints.save(step, make_state(step), None if loss is None else {"eval_loss": jnp.float32(loss)})
-    assert steps_on_disk(tmp_path) == [2, 5, 6]
-    for wanted, found in (("best", 2), ("latest", 6), (5, 5)):
+        assert steps_on_disk(tmp_path) == kept
+    for wanted, found in (("best", 5), ("latest", 9), (8, 8)):
         params, _, step = restore_params(tmp_path, wanted)
         assert step == found
         assert_same_bits(params, make_state(found)["params"])
