@@ -45,6 +45,7 @@ def test_command_line(files, tmp_path):
     command_lines = [[*arguments, f"--output={tmp_path}/{i}", *flags] for i, arguments in enumerate(good)]
     first, second, *refused = run_each("sparse_lm.prepare_data", [*command_lines, *bad.values()], tmp_path / "outputs")
     assert first.returncode == 0 and first.stdout.startswith(f"{tmp_path}/0: 60 documents")
+    assert 1 < float(first.stdout.split(" tokens of ")[1].split(" bytes")[0]) < 4
     assert "tokenising held-out text: done" in first.stderr
     assert second.returncode == 0, second.stderr
     for result, message in zip(refused, bad, strict=True):
