@@ -123,7 +123,7 @@ def open_prepared(directory: Path) -> Data:
     """
     metadata = _read_metadata(directory)
     if not metadata:
-        raise DataError(f"{directory} is not prepared data")
+        raise DataError(f"{directory} {'is not prepared data' if directory.exists() else 'does not exist'}")
     if metadata["format"] != FORMAT:
         raise DataError(f"{directory} has format {metadata['format']!r}, not {FORMAT!r}: prepare its text again")
     if missing := [key for key in _KEYS if key not in metadata]:

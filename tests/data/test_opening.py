@@ -81,8 +81,10 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, tmp_path
 
 
 @pytest.mark.parametrize("damage", ["cut shard", "other tokenizer", "no metadata"])
-def test_a_damaged_cache_is_rebuilt(config, damage):
+def test_a_damaged_cache_is_rebuilt(config, damage, caplog):
+    caplog.set_level("INFO")
     data = open_data(config)
+    assert "(config.data.path is empty): " in caplog.text and f"{data.directory} does not exist" in caplog.text
     expected, tokenizer = all_windows(data.train), data.tokenizer_path.read_bytes()
     shard = next(data.directory.glob("*train*"))
     if damage == "cut shard":
