@@ -41,7 +41,7 @@ def orthogonalised(matrix):
 
 
 def numpy_updates(config: Config, params: dict, gradients: list[dict]) -> dict:
-    """AdamW, or Muon for the layers' matrices, with clipping by global norm, in float64."""
+    """AdamW, or Muon for the layers' matrices, with clipping by global norm and a decay after it, in float64."""
     options, rate = config.optimizer, learning_rate(config)
     leaves = jax.tree.leaves_with_path(params)
     values = [np.asarray(leaf, np.float64) for _, leaf in leaves]
@@ -50,7 +50,7 @@ def numpy_updates(config: Config, params: dict, gradients: list[dict]) -> dict:
         grads = [np.asarray(g, np.float64) for g in jax.tree.leaves(gradient)]
         norm = np.sqrt(sum(np.sum(g**2) for g in grads))
         for i, (path, _) in enumerate(leaves):
-            g = grads[i] * min(1.0, options.clip_norm / norm)
+            g = grads[i] * min(1.0, options.clip_norm / norm) + 0.1 * values[i]
             first[i] = options.beta1 * first[i] + (1 - options.beta1) * g
             second[i] = options.beta2 * second[i] + (1 - options.beta2) * g**2
             if options.name == "muon" and values[i].ndim == 3:
@@ -70,7 +70,7 @@ def numpy_updates(config: Config, params: dict, gradients: list[dict]) -> dict:
 def test_three_steps_are_those_of_the_formulas(config, tolerance):
     """Gradients large and small, so that clipping does and does not bite."""
     params, gradients = random_params(0), [random_params(seed, 10.0 ** (1 - seed)) for seed in (1, 2, 3)]
-    optimizer = make_optimizer(config)
+    optimizer = make_optimizer(config, after_clip=optax.add_decayed_weights(0.1))
     state, trained = optimizer.init(params), params
     for gradient in gradients:
         updates, state = jax.jit(optimizer.update)(gradient, state, trained)
