@@ -22,7 +22,7 @@ def test_a_text_file_is_one_document_and_a_jsonl_file_has_one_a_line(tmp_path, c
         path.write_bytes(COMPRESS[compression](TEXT.encode()))
         assert list(corpus.TextFiles((path,))) == [TEXT]
     documents = [*make_documents(5), TEXT]
-    lines = "\n".join(json.dumps({"id": 1, "body": text}) for text in documents)
+    lines = "\n \n".join(json.dumps({"id": 1, "body": text}) for text in documents)
     path = tmp_path / f"a.jsonl{compression}"
     path.write_bytes(COMPRESS[compression](lines.encode()))
     assert list(corpus.TextFiles((path,), text_field="body")) == documents
