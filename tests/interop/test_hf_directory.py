@@ -23,10 +23,6 @@ def test_transformers_computes_the_same_model(name, tmp_path):
     params = random_params(model)
     directory = write_model(tmp_path / "hf", model, params, shard_bytes=20_000)
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
-    of_one_ffn = "Qwen3" if model.qk_norm else "Arcee" if model.activation == "squared_relu" else "Llama"
-    of_mixture = "Glm4Moe" if model.router_scores == "sigmoid" else "Ernie4_5_Moe"
-    expected = of_mixture if model.experts else of_one_ffn
-    assert type(theirs).__name__ == f"{expected}ForCausalLM"
     assert theirs.dtype == torch.float32
     assert (theirs.config.max_position_embeddings, theirs.generation_config.eos_token_id) == (64, 0)
     assert not any(loading.values()), loading
