@@ -55,7 +55,8 @@ def main() -> None:
         speaks = processes.is_leader() and not options.quiet
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
             finished = train(config, workdir, profiled, options.wandb)
-            if finished and jax.process_count() == 1 and config.mesh.data == config.mesh.devices:  # one device holds it
+            whole = jax.process_count() == 1 and config.mesh.data == config.mesh.devices  # one device holds the model
+            if finished and whole and speaks:
                 data = open_run_data(workdir, load_config(workdir))
                 prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
                 room = max(0, data.seq_len - PROMPT_TOKENS)  # in what the model was trained on
