@@ -10,19 +10,16 @@ r"""Times the whole training step, dense and each recipe in turns in one process
         --output=experiments/results/step_llama7b_fsdp_4x_h200.json
 
 Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew. Layers that the
-configuration keeps dense (`sparsity.dense_layers`) are dense here. Weights and tokens are random, or a run's
-(`--workdir`), and tokens are already on the device. A step's time is that between the arrivals of its results and of
-those of the step before, with the next step already dispatched, as in training (`experiments.timing`). The results are
-written after every round.
+configuration keeps dense (`sparsity.dense_layers`) are dense here. Tokens are random and already on the device. A
+step's time is that between the arrivals of its results and of those of the step before, with the next step already
+dispatched, as in training (`experiments.timing`). The results are written after every round.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import itertools
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -40,15 +37,10 @@ from experiments.result_files import write_results
 from experiments.timing import peak_gib, time_steps
 from sparse_lm import recipes
 from sparse_lm.config import Config, default, parse
-from sparse_lm.data.opening import open_data
-from sparse_lm.errors import UserError, WorkdirError
-from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.environment import request_memory
-from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.step import Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.transitions import make_transitions
-from sparse_lm.training.workdir import load_config
 
 RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     **{name: dict(recipe=name) for name in recipes.RECIPES},
@@ -123,21 +115,6 @@ def compiled_variants(
     return variants
 
 
-def trained_start(base: ml_collections.ConfigDict, workdir: str) -> tuple[Config, TrainState, list[Array]]:
-    """Returns what `random_start` does, with the weights that a run ended with, and its text.
-
-    Raises:
-      UserError: the run has no checkpoint, its model is another one, or its text is gone.
-    """
-    dense, run = _with_recipe(base, "dense"), load_config(workdir)
-    if run.model != dense.model:
-        raise WorkdirError(workdir, f"has another model than --config: {run.model}, not {dense.model}")
-    trainer, (params, _) = make_trainer(dense), restore_for_dense(workdir, run)
-    params = jax.device_put(params, trainer.layout and trainer.layout.state.params)
-    data = device_batches(open_data(run), dense, trainer.layout, 0)
-    return dense, dataclasses.replace(trainer.init(), params=params), list(itertools.islice(data, 4))
-
-
 def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, list[Array]]:
     """Returns the dense configuration, its state before the first step, and four batches on the devices."""
     dense = _with_recipe(base, "dense")
@@ -194,10 +171,7 @@ def main(_: Sequence[str]) -> None:
     values = flags.FLAGS
     base, names = values.config, list(values.recipes)
     request_memory()
-    try:
-        dense, state, batches = trained_start(base, values.workdir) if values.workdir else random_start(base)
-    except UserError as error:
-        sys.exit(str(error))
+    dense, state, batches = random_start(base)
     profiled = (values.profiled or names) if values.traced else []
     variants = compiled_variants(names, base, state, batches[0], profiled)
 
@@ -249,9 +223,6 @@ def _percent(share: float | None) -> str:
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model, and sparsity.dense_layers.")
     flags.DEFINE_list("recipes", ["dense", "slices", "venom", "act24", "sste", "fst"], "Of RECIPES, by name.")
-    flags.DEFINE_string(
-        "workdir", "", "A run of the same model, whose weights and text are taken; empty for random ones."
-    )
     flags.register_validator("recipes", lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
     flags.DEFINE_integer("rounds", 3, "Turns of each recipe.", lower_bound=1)
     flags.DEFINE_integer("steps", 8, "Timed steps of each turn; quartiles need two.", lower_bound=2)

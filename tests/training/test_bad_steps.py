@@ -47,7 +47,7 @@ def test_token_that_the_model_does_not_know():
 
 @pytest.mark.long
 def test_one_of_loss_and_gradient_that_is_not_finite(monkeypatch):
-    """In a sparse phase, by a term of the loss that is zero and has no derivative there, and by an infinite one."""
+    """A term of a sparse step's loss is zero where it has no derivative, and later another one is infinite."""
     config = small.config("sste")
     original = step.forward_loss
 

@@ -171,7 +171,7 @@ def test_masked_decay_shrinks_what_the_mask_prunes():
 
 @pytest.mark.parametrize("recipe", DENSE_LAYERS)
 def test_leaving_changes_the_weights_of_sparse_layers_alone_and_once(recipe):
-    """By the inputs of the sparse forward. A run that ended in its phase leaves it again if it is made longer."""
+    """Leaving reads the inputs of the sparse forward. A run that is made longer after its end leaves once more."""
     config, (*_, state) = config_of(recipe), states_of(recipe)
     _, transitions = small.compiled(config)
     before, inputs = jax.device_get(state), None
