@@ -82,6 +82,13 @@ ROWS = {
         "step_llama1b_h200.json",
         step,
     ),
+    "step_llama1b_fp8": Row(
+        "python -m experiments.bench.step --config=configs/llama1b.py --config.sparsity.dense_layers=0 --rounds=3 "
+        "--steps=4 --recipes=dense,slices,slices_2_32,dense_fp8,slices_fp8,slices_2_32_fp8 --traced=0 --output=OUTPUT",
+        "one H200",
+        "step_llama1b_2_32_h200.json",
+        functools.partial(step, recipe="slices_2_32_fp8"),
+    ),
     "step_afm": Row(
         f"{_STEP}{_AFM} --config.sparsity.dense_layers=0 --config.batch_size=32 --config.seq_len=1024",
         "one H200, about 60 s",
