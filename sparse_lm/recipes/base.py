@@ -19,6 +19,7 @@ makes one differentiable function.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,6 +40,7 @@ from sparse_lm.recipes.weight_forms import WeightForms, dense_forms
 
 PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
 PRECISIONS = ("bf16", "fp8")
+_NUMBERS = {int: (numbers.Integral, "an integer"), float: (numbers.Real, "a number")}
 
 Rule = tuple[str, bool, str]
 """(knob or key, is its value allowed, what is allowed)."""
@@ -73,6 +75,10 @@ class Recipe:
     precision: str = "bf16"
 
     def __post_init__(self):
+        for knob in dataclasses.fields(self):
+            kind, called = _NUMBERS.get(type(knob.default), (object, ""))
+            if not isinstance(value := getattr(self, knob.name), kind):
+                raise ValueError(f"{knob.name} = {value!r} of recipe {self.name!r}: must be {called}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision = {self.precision!r} must be one of {', '.join(PRECISIONS)}")
 

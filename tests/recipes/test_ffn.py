@@ -228,6 +228,8 @@ REFUSED = {
     "shards = 3 of recipe 'slices': must be a multiple of 2 devices": [on_two_devices(Slices(shards=3))],
     "v = 48 of recipe 'slices': must be 4 or more, and divide 64": entered(Slices(v=48)),
     "v = 2 of recipe 'venom': must be 4 or more, and divide 64": entered(Venom(v=2)),
+    "m = '16' of recipe 'slices': must be an integer": [lambda: Slices(m="16")],
+    "mask_decay = None of recipe 'fst': must be a number": [lambda: Fst(mask_decay=None)],
     "m = 10 of recipe 'venom': must be a positive multiple of 4": entered(Venom(m=10)),
     "experts = 0 of recipe 'venom': must be in 1..160": entered(Venom(experts=0)),
     "mask_decay = -1.0 of recipe 'fst': must be in 0..1": entered(Fst(mask_decay=-1.0)),
