@@ -27,8 +27,8 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
         idle = matrices(model.activation) * neurons * model.dim
         parameters += f", of which a token meets {count - idle:,}"
     windows = config.steps * config.batch_size
-    epochs = {part.directory: windows * share / len(part.train) for part, share in data.shares or ((data, 1.0),)}
-    shown = " and ".join(f"{times:.2g}" for times in epochs.values())
+    read = {part.directory: windows * share / len(part.train) for part, share in data.shares or ((data, 1.0),)}
+    epochs = {directory: f"{times:.3g}" for directory, times in read.items()}
     attention = attention_implementation(np.dtype(model.dtype), model.head_width)
     # Each phase with its first and last step, such as "sparse 60..159".
     groups = [(phase, list(steps)) for phase, steps in itertools.groupby(range(config.steps), config.phase)]
@@ -38,7 +38,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
             "parameters": parameters,
             "data": data.describe(),
             "tokens": f"{config.tokens_per_step:,} a step, {config.steps * config.tokens_per_step:,} in all, "
-            f"{shown} epochs",
+            f"{' and '.join(epochs.values())} epochs",
             "devices": f"{config.mesh.devices} x {devices[0].device_kind}"
             + (f", of {len(devices)}" if len(devices) > config.mesh.devices else ""),
             "attention": {"xla": "XLA", "cudnn": "cuDNN"}[attention],
@@ -46,10 +46,8 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
         }
     )
     for directory, times in epochs.items():
-        if times > 1:
-            _log.warning(
-                "every training window of %s is read %.1f times: steps take more than it has", directory, times
-            )
+        if float(times) > 1:
+            _log.warning("every training window of %s is read %s times: steps take more than it has", directory, times)
     if not config.sparsity.phase:
         return
     print("sparse phase:")
