@@ -183,8 +183,8 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "fingerprint, difference", [("tokenizer_sha256", "another tokenizer"), ("corpus_sha256", "other text")]
 )
-def test_other_data_is_refused(fingerprint, difference, corpus, tmp_path, monkeypatch):
-    """A tokenizer that is named is read while it is there, and afterwards the run's own."""
+def test_other_data_is_refused(fingerprint, difference, corpus, tmp_path, monkeypatch, caplog):
+    """A tokenizer that is named is read while it is there, and afterwards the run's own. Only a run resumes."""
     config = small_config(corpus, **{"data.tokenizer": str(named := tmp_path / "named.json")})
     named.write_bytes((corpus / "tokenizer.json").read_bytes())
     run_data.open_data_together(tmp_path, config)
@@ -193,6 +193,7 @@ def test_other_data_is_refused(fingerprint, difference, corpus, tmp_path, monkey
     with pytest.raises(ConfigError, match=r"data\.tokenizer = .*named\.json is not a tokenizer"):
         loop.train(config, str(tmp_path))
     named.unlink()
+    config = dataclasses.replace(config, log_every=config.log_every + 1)
 
     def open_other(config):
         data = open_data(config)
@@ -201,6 +202,10 @@ def test_other_data_is_refused(fingerprint, difference, corpus, tmp_path, monkey
     monkeypatch.setattr(run_data, "open_data", open_other)
     with pytest.raises(ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {tmp_path};"):
         loop.train(config, str(tmp_path))
+    assert "resuming" not in caplog.text
+    monkeypatch.undo()
+    loop.train(config, str(tmp_path))
+    assert f"resuming with config.log_every = {config.log_every} (was " in caplog.text
 
 
 def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):

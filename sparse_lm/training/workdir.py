@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -19,8 +18,6 @@ from sparse_lm.config import Config, parse, to_dict
 from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.files import try_lock, write_json, writing
 from sparse_lm.training.mesh import processes
-
-_log = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 
@@ -101,17 +98,20 @@ def meaning(config: Config) -> dict[str, Any]:
     }
 
 
-def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
+def check_same_config(workdir: str | os.PathLike, config: Config) -> list[str]:
     """Refuses to resume a run with a configuration that would train something else.
 
-    Changes in `RESUMABLE_CHANGES` are logged. A workdir takes any configuration if it has no run, or one that ended
-    before its first step, for want of memory, say.
+    A workdir takes any configuration if it has no run, or one that ended before its first step, for want of memory,
+    say.
+
+    Returns:
+      a line for each change, to be logged once nothing else refuses the run.
 
     Raises:
       ConfigError: naming the key and both values. A run cannot be made shorter, either.
     """
     if not Path(workdir, "config.json").exists() or not has_begun(workdir):
-        return
+        return []
     earlier = load_config(workdir)
     before, now = (flatten_dict(to_dict(c), sep=".") for c in (earlier, config))
     changed = {key: value for key, value in now.items() if value != before.get(key)}
@@ -124,8 +124,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     if config.steps < before["steps"]:
         reason = f"the run in {os.fspath(workdir)} is of {before['steps']} steps and cannot be made shorter"
         raise ConfigError("steps", config.steps, f"{reason}; use another --workdir")
-    for key, value in changed.items():
-        _log.warning("resuming with config.%s = %r (was %r)", key, value, before.get(key))
+    return [f"resuming with config.{key} = {value!r} (was {before.get(key)!r})" for key, value in changed.items()]
 
 
 def has_begun(workdir: str | os.PathLike) -> bool:
