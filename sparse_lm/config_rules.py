@@ -135,7 +135,7 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
 
 def _sparsity_rules(c: Config) -> Iterator[Rule]:
     m, s, recipe = c.model, c.sparsity, c.sparsity.recipe
-    yield "sparsity.dense_layers", 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}"
+    yield "sparsity.dense_layers", 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}, below model.layers"
     if recipe.implementation is not None:
         yield one_of("sparsity.implementation", recipe.implementation, backends.NAMES)
     if m.experts or s.phase:

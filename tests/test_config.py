@@ -44,7 +44,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"sparsity.recipe": "sste", "sparsity.m": 8}, "sparsity.m", "is no knob of recipe 'sste'; it has none"),
         ({"sparsity.recipe": "fst", "sparsity.mask_decay": -1.0}, "sparsity.mask_decay", "0..1"),
         ({"sparsity.recipe": "venom", "sparsity.experts": 0}, "sparsity.experts", "1..1024"),
-        ({"sparsity.dense_layers": 4}, "sparsity.dense_layers", "0..3"),
+        ({"sparsity.dense_layers": 4}, "sparsity.dense_layers", "must be in 0..3, below model.layers"),
         ({"sparsity.m": 24}, "sparsity.m", "must divide the 1024 neurons"),
         ({"batch_size": 2, "seq_len": 100}, "sparsity.v", "must be at most the 200 tokens"),
         ({"sparsity.start_step": 600}, "sparsity.end_step", "600 (start_step) or more"),
