@@ -136,8 +136,8 @@ def evaluate_tasks(
 def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: int) -> tuple[TextModel, int]:
     """Restores a checkpoint for the harness; returns it with its step. See `evaluate_tasks` for the rest."""
     config = load_config(workdir)
-    params, step = restore_for_dense(workdir, config, checkpoint)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
+    params, step = restore_for_dense(workdir, config, checkpoint)
     # Several shapes are compiled, each for little work: one layer compiles sooner than all.
     graphdef = llama.graphdef(dataclasses.replace(config.model, unroll_layers=False))
     return TextModel(graphdef, params, tokenizer, end_of_text(tokenizer), config.seq_len, batch_tokens), step

@@ -51,9 +51,9 @@ def continue_texts(
       WorkdirError, ConfigError, DataError: config, checkpoint or tokenizer are absent or cannot be used.
     """
     config = load_config(workdir)
+    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     _log.info("checkpoint of step %d", step)
-    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     end = end_of_text(tokenizer)
     encoded = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end] for prompt in prompts]
     total = max(map(len, encoded), default=0) + max_new_tokens
