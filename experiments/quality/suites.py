@@ -8,18 +8,25 @@ it is a branch of that.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+import re
 from types import ModuleType
 from typing import Any
 
 from configs import llama1b, llama32_1b, llama60m, tiny
 from sparse_lm import config as config_lib
+from sparse_lm.errors import UserError
 
 Overrides = dict[str, Any]
 
 ROW = "row.json"  # in a finished run's workdir
 DECAY_SHARE = 0.2  # of a run's steps, over which its rate falls
+CHANGES: dict[str, Overrides] = {
+    "_first_dense": {"sparsity.dense_layers": 1},
+    "_m_32": {"sparsity.m": 32},
+    "_fp8": {"model.precision": "fp8"},
+}
+"""What a name with such an end changes besides: slices_80_m_32_first_dense is slices_80 with two changes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Suite:
     Attributes:
       model: the configuration file that all start from.
       base: what all runs change of it, by key.
-      runs: what each changes besides, by name.
+      runs: what each changes besides, by name. Names may end in `CHANGES`, and in a rate: dense_rate_0.0002.
       lengths: of the dense runs, in shares of `base["steps"]`, ascending, multiples of the smallest difference between
         two.
     """
@@ -58,12 +65,26 @@ class Suite:
         """Returns the steps between checkpoints, of all runs: saving takes as much of each one's time."""
         return math.gcd(*(self.decay_starts()[length] for length in self.lengths[:-1]))
 
+    def overrides(self, run: str) -> Overrides:
+        """Returns what a run changes of `base`; raises UserError if there is none of this name."""
+        name, branch, length = run.partition("@")
+        if run in self.runs or (branch and name == "dense" and length in map(str, self.lengths)):
+            return self.runs[name]
+        for end, change in CHANGES.items():
+            if run.endswith(end):
+                return self.overrides(run.removesuffix(end)) | change
+        if found := re.fullmatch(r"(.+)_rate_([\d.e-]+)", run):
+            return self.overrides(found[1]) | {"optimizer.learning_rate": float(found[2])}
+        branches = [f"dense@{length}" for length in self.lengths]
+        ends = f"behind which {', '.join(CHANGES)} and _rate_0.001 may stand"
+        raise UserError(f"{run} must be among {', '.join([*self.runs, *branches])}, {ends}")
+
     def config(self, run: str, seed: int, data: str) -> config_lib.Config:
         """Returns the configuration of a run, such as "dense@0.8", on the prepared corpus at `data`.
 
         The longest dense run keeps what the others go on from.
         """
-        name, _, length = run.partition("@")
+        own, length = self.overrides(run), run.partition("@")[2]
         changes = {"checkpoint_every": self.save_every(), "keep_checkpoints": 1, "seed": seed, "data.path": data}
         if length:
             starts = self.decay_starts()
@@ -74,7 +95,7 @@ class Suite:
                 changes["keep_checkpoints"] = (steps - min(starts.values())) // self.save_every() + 2
         config = self.model.get_config()
         config.sparsity = config_lib.default().sparsity  # whose knobs may be none of another recipe's
-        config.update_from_flattened_dict(self.base | self.runs[name] | changes)
+        config.update_from_flattened_dict(self.base | own | changes)
         return config_lib.parse(config)
 
 
@@ -93,38 +114,29 @@ def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
     }
 
 
-def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> dict[str, Overrides]:
-    """Returns dense, slices on shares of the steps, rates of both, controls and mixtures; knobs are those of slices."""
-    dense, until = _DENSE, functools.partial(_until, steps)
+def _runs(steps: int, ffn_dim: int, **knobs: Any) -> dict[str, Overrides]:
+    """Returns dense, slices on shares of the steps, controls and mixtures; knobs are those of slices."""
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
-    runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 80)}
+    until_80 = slices | _until(steps, 80)
     in_the_decay = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
-    runs["slices_90"] = slices | in_the_decay
-    runs["slices_stay"] = slices | _stay(steps)
-    first_dense = {"sparsity.dense_layers": 1}
-    runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
-    # Fewer neurons for a token; other ways of leaving.
-    for share in (80, 90, "stay"):
-        runs[f"slices_{share}_m_32"] = runs[f"slices_{share}"] | {"sparsity.m": 32}
-    runs |= {f"slices_{part}_m_32_first_dense": runs[f"slices_{part}_m_32"] | first_dense for part in (80, 90)}
-    unturned = {"sparsity.recipe": "unturned_slices"}
-    runs |= {f"unturned_{name}": runs[name] | unturned for name in ("slices_80", "slices_80_first_dense")}
-    for rate in rates:
-        swept = {"optimizer.learning_rate": rate}
-        runs[f"dense_rate_{rate:g}"] = dense | swept
-        runs |= {f"slices_{share}_rate_{rate:g}": slices | until(share) | swept for share in (50, 80)}
-        runs[f"slices_80_first_dense_rate_{rate:g}"] = runs["slices_80_first_dense"] | swept
-    # Routing alone; one quarter of the neurons for all tokens; dense models that have no others, in about slices' time.
-    runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
-    fp8 = {"model.precision": "fp8"}
-    runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
-    runs["slices_80_first_dense_fp8"] = runs["slices_80_first_dense"] | fp8
-    runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
-    quarter = dense | {"model.ffn_dim": ffn_dim // 4}
-    runs |= {"quarter_width": quarter | _longer(steps, 1.2), "quarter_width_longer": quarter | _longer(steps, 1.6)}
+    quarter = _DENSE | {"model.ffn_dim": ffn_dim // 4}
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
-    return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")
+    return {
+        "dense": _DENSE,
+        "slices_50": slices | _until(steps, 50),
+        "slices_80": until_80,
+        "slices_90": slices | in_the_decay,
+        "slices_stay": slices | _stay(steps),
+        # Another way of leaving; routing alone; one quarter of the neurons for all tokens.
+        **{f"{name}_80": until_80 | {"sparsity.recipe": name} for name in ("dense_slices", "fixed_quarter")},
+        "unturned_slices_80": until_80 | {"sparsity.recipe": "unturned_slices"},
+        # Dense models that have no other neurons, in about slices' time.
+        "quarter_width": quarter | _longer(steps, 1.2),
+        "quarter_width_longer": quarter | _longer(steps, 1.6),
+        "mixture_quarter": _DENSE | experts,
+        **_experts24(steps, experts, "mixture_quarter_"),
+    }
 
 
 def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict[str, Overrides]:
@@ -134,29 +146,20 @@ def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict
 
 
 def _narrow_mixtures(steps: int) -> dict[str, Overrides]:
-    """Returns a dense llama and mixtures of as many active neurons, with dense and with sparse experts, and rates."""
+    """Returns a dense llama and mixtures of as many active neurons, with dense and with sparse experts."""
     runs = {"dense": _DENSE}
     for number in (16, 32, 64):
         experts = _experts(number, 2, 768)
         runs |= {f"mixture_{number}": _DENSE | experts} | _experts24(steps, experts, f"mixture_{number}_")
-    return _with_rates(runs, tuple(runs), (8e-4, 1.2e-3, 1.7e-3))
+    return runs
 
 
-def _swiglu_runs(steps: int, rates: tuple[float, ...]) -> dict[str, Overrides]:
-    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps; one of them on 80%, and rates."""
-    sparse = {
+def _swiglu_runs(steps: int) -> dict[str, Overrides]:
+    """Returns dense, and the recipes that compute SwiGLU on a share of the steps."""
+    return {"dense": _SWIGLU | _DENSE} | {
         f"{recipe}_{share}": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, share)
-        for recipe, share in (("fst", 50), ("sste", 50), ("dense_slices", 50), ("dense_slices", 80))
+        for recipe, share in (("fst", 50), ("sste", 50), ("dense_slices", 80))
     }
-    return _with_rates({"dense": _SWIGLU | _DENSE} | sparse, ("dense", "dense_slices_80"), rates)
-
-
-def _with_rates(runs: dict[str, Overrides], names: tuple[str, ...], rates: tuple[float, ...]) -> dict[str, Overrides]:
-    """Returns runs, and some of them at other rates."""
-    swept = {
-        f"{name}_rate_{rate:g}": runs[name] | {"optimizer.learning_rate": rate} for rate in rates for name in names
-    }
-    return runs | swept
 
 
 def _longer(steps: int, times: float) -> Overrides:
@@ -181,11 +184,6 @@ def phase_start(steps: int) -> int:
     return round(steps / 60)
 
 
-def _rates_but(own: float) -> tuple[float, ...]:
-    """Returns the rates that are tried beside a suite's own."""
-    return tuple(rate for rate in (1.5e-4, 2e-4, 2.5e-4, 3e-4, 4e-4, 5e-4) if rate != own)
-
-
 def _experts(experts: int, per_token: int, width: int) -> Overrides:
     return {"model.experts": experts, "model.experts_per_token": per_token, "model.expert_dim": width}
 
@@ -207,21 +205,15 @@ _TINY = _base(
 SUITES = {
     # llama1b, whole or with fewer layers: 100 M tokens in 3052 steps.
     **{
-        name: Suite(
-            llama1b, _base(3052, 300, rate, **_BATCH, **{"model.layers": layers}), _runs(3052, 8192, _rates_but(rate))
-        )
+        name: Suite(llama1b, _base(3052, 300, rate, **_BATCH, **{"model.layers": layers}), _runs(3052, 8192))
         for name, layers, rate in (("llama1b", 25, 2e-4), ("llama1b_8_layers", 8, 3e-4), ("llama1b_4_layers", 4, 3e-4))
     },
     # Mixtures against the dense llama1b of as many active neurons. They are to have the loss that it has much later.
     "llama1b_4_layers_mixture": Suite(
         llama1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        _with_rates(
-            {"dense": _DENSE, "mixture": _DENSE | _EXPERTS, "mixture_fine": _DENSE | _experts(32, 8, 1024)}
-            | _experts24(3052, _EXPERTS),
-            ("dense", "mixture"),
-            (2e-4, 4e-4, 6e-4),
-        ),
+        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS, "mixture_fine": _DENSE | _experts(32, 8, 1024)}
+        | _experts24(3052, _EXPERTS),
         lengths=(1.0, 1.5, 2.0),
     ),
     # Mixtures that have read 13 tokens for each active parameter of their layers, and the narrow dense llama of as many
@@ -235,52 +227,35 @@ SUITES = {
         )
         for name, steps in (("", 6104), ("_rates", 3052))
     },
-    # Sparse experts against dense ones: "dense" is here what "mixture" is there.
-    "mixture_4_layers": Suite(
-        llama1b,
-        _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        {"dense": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
-    ),
-    # The layer of AFM-4.5B.
-    "afm_4_layers": Suite(llama1b, _base(3052, 300, 2.5e-4, **_BATCH, **_AFM), _runs(3052, 18_432, _rates_but(2.5e-4))),
-    # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps; or
-    # twenty, 880 M, at a lower rate. Rates are compared over 60 M.
+    # The layer of AFM-4.5B, and it with Muon, or FP8, on both sides. Mixtures have neither.
     **{
-        f"narrow_afm_4_layers{name}": Suite(
-            llama1b,
-            _base(steps, warmup, rate, **_BATCH, **_NARROW_AFM),
-            _runs(steps, 6144, (4e-4, 8e-4, 1.1e-3, 1.6e-3)),
-        )
-        for name, steps, warmup, rate in (
-            ("", 12_208, 600, 8e-4),
-            ("_twenty_tokens", 26_856, 600, 6e-4),
-            ("_rates", 1831, 300, 8e-4),
-        )
-    },
-    # AFM-4.5B's layer with Muon, or FP8, on both sides. Mixtures have neither.
-    **{
-        f"afm_4_layers_{name}": Suite(
+        f"afm_4_layers{name}": Suite(
             llama1b,
             _base(3052, 300, rate, **_BATCH, **_AFM, **change),
-            {
-                name: run
-                for name, run in _runs(3052, 18_432, rates).items()
-                if not {"model.experts", "model.precision"} & set(run)
-            },
+            {run: own for run, own in _runs(3052, 18_432).items() if not change or "model.experts" not in own},
         )
-        for name, change, rate, rates in (
-            ("muon", {"optimizer.name": "muon"}, 4e-4, (2.5e-4, 6e-4, 9e-4)),
-            ("fp8", {"model.precision": "fp8"}, 2.5e-4, _rates_but(2.5e-4)),
+        for name, rate, change in (
+            ("", 2.5e-4, {}),
+            ("_muon", 4e-4, {"optimizer.name": "muon"}),
+            ("_fp8", 2.5e-4, {"model.precision": "fp8"}),
         )
+    },
+    # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps.
+    # Rates are compared over 60 M.
+    **{
+        f"narrow_afm_4_layers{name}": Suite(
+            llama1b, _base(steps, warmup, 8e-4, **_BATCH, **_NARROW_AFM), _runs(steps, 6144)
+        )
+        for name, steps, warmup in (("", 12_208, 600), ("_rates", 1831, 300))
     },
     # The layer of Llama-3.2-1B, with SwiGLU.
     "llama32_1b_4_layers": Suite(
-        llama32_1b, _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}), _swiglu_runs(3052, _rates_but(3e-4))
+        llama32_1b, _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}), _swiglu_runs(3052)
     ),
     # 42 M parameters, 200 M tokens.
-    "llama60m": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3))),
+    "llama60m": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _runs(6120, 2048)),
     # The same with SwiGLU, 50 M parameters: F = 4 D as in Llama-3.2-1B.
-    "llama60m_swiglu": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _swiglu_runs(6120, ())),
+    "llama60m_swiglu": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _swiglu_runs(6120)),
     # Seconds on a CPU, for tests.
-    "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16), lengths=(0.8, 1.0, 1.2)),
+    "tiny": Suite(tiny, _TINY, _runs(50, 256, v=16), lengths=(0.8, 1.0, 1.2)),
 }

@@ -1,7 +1,7 @@
 r"""Trains the runs of a suite side by side on the GPUs of a host, and records what each took and reached.
 
     python -m experiments.quality.time_to_loss --suite=llama1b_4_layers --data=data/python --second_data=data/debian \
-        --workdir=runs/llama1b_4 --gpus=0,1,2,3 --runs=dense,slices_35,slices_50 --seeds=0,1,2,3 \
+        --workdir=runs/llama1b_4 --gpus=0,1,2,3 --runs=dense,slices_50,slices_80 --seeds=0,1,2,3 \
         --output=experiments/results/time_llama1b_4_layers_h200.json --minutes=9
     python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json
 
@@ -108,7 +108,7 @@ def check_data(suite: Suite, path: str, names: Iterable[str], rows: Sequence[dic
 
     Raises:
       DataError: one of the runs would read it more than four times, or a row is of other text.
-      UserError: it cannot be opened.
+      UserError: it cannot be opened, or the suite has no such run.
     """
     config = max((suite.config(name, 0, path) for name in names), key=lambda config: config.steps)
     data = open_data(config)
@@ -145,7 +145,7 @@ class Results:
         """Adds a run's row to the file, in place of an earlier one of the same run."""
         with self._lock, replacing(self._path) as partial:
             others = [old for old in self.rows if (old["name"], old["seed"]) != (row["name"], row["seed"])]
-            self.rows = [*others, row | {"overrides": self.suite.runs.get(row["name"], {})}]
+            self.rows = [*others, row | {"overrides": self.suite.overrides(row["name"])}]
             about = dict(
                 device=row["device"]["kind"], date=datetime.date.today().isoformat(), jax=row["versions"]["jax"]
             )
@@ -259,9 +259,6 @@ def main(_: Sequence[str]) -> None:
     queues = queues or assign(values.runs or list(suite.runs), [int(seed) for seed in values.seeds], len(values.gpus))
     if len(queues) > len(values.gpus):
         raise app.UsageError(f"--queue: {len(queues)} queues for the {len(values.gpus)} of --gpus")
-    named, known = set(itertools.chain(*queues)), [*suite.runs, *(f"dense@{length}" for length in suite.lengths)]
-    if unknown := {item.name for item in named} - set(known):
-        raise app.UsageError(f"{sorted(unknown)} must be among {', '.join(known)}")
     queues = with_lengths(queues, suite)
     check_branches(queues, suite)
     root = Path(values.workdir)

@@ -26,7 +26,7 @@ from experiments.quality.time_to_loss import (
     with_lengths,
 )
 from sparse_lm.data.opening import open_data
-from sparse_lm.errors import DataError, WorkdirError
+from sparse_lm.errors import DataError, UserError, WorkdirError
 from sparse_lm.training.optimizer import learning_rate
 from tests.command_lines import assert_refused, run_modules
 
@@ -77,6 +77,9 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
     for longer in ("longer", "dense@2.0"):
         with pytest.raises(DataError, match=rf"{windows:,} training windows, which .* steps of 4 would read 8 times"):
             check_data(suite, data, ["dense", longer], [])
+    for name in ("slices_05", "dense@0.7", "slices_50@0.8"):
+        with pytest.raises(UserError, match=f"^{name} must be among dense, .*, _fp8 and _rate_0.001 may stand$"):
+            check_data(TINY, data, ["dense", name], [])
     with pytest.raises(DataError, match=r"is not the text of the runs in --output, which has sha256 0123456789ab$"):
         check_data(TINY, data, ["dense"], [here, {"corpus_sha256": "0123456789ab"}])
     with pytest.raises(DataError, match=r"--output, which has sha256 unknown$"):
@@ -216,16 +219,20 @@ def test_a_run_without_a_finite_last_loss_has_no_row(state, step, loss, tmp_path
 @pytest.mark.parametrize("name", SUITES)
 def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
-    configs = {run: suite.config(run, 0, "data") for run in suite.runs}
+    ends = "", "_rate_0.0007", "_m_32_first_dense_rate_0.0007"
+    runs = [run + end for run in suite.runs for end in ends[: 3 if "slices" in run else 2]]
+    configs = {run: suite.config(run, 0, "data") for run in runs}
     for run, config in configs.items():
         before_decay = config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
         assert before_decay != (config.sparsity.stays or "_90" in run)
         assert config.checkpoint_every == configs["dense"].checkpoint_every
         model, dense = config.model, configs["dense"].model
         if run.startswith("mixture"):
-            active = dense.experts_per_token * dense.expert_dim if dense.experts else dense.ffn_dim
             share = 4 if run.startswith("mixture_quarter") else 1
-            assert model.experts_per_token * model.expert_dim * share == active
+            assert model.experts_per_token * model.expert_dim * share == dense.ffn_dim
+        assert (config.optimizer.learning_rate == 7e-4) == run.endswith(ends[1])
+        if run.endswith(ends[2]):
+            assert (config.sparsity.recipe.m, config.sparsity.dense_layers) == (32, 1)
 
 
 def dense_loss(seconds, seed=0):
