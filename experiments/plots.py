@@ -11,6 +11,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from sparse_lm.errors import DataError
+
 RESULTS = Path(__file__).parent / "results"
 GREY = "#808080"
 STYLE = [
@@ -39,8 +41,12 @@ class Results(NamedTuple):
 
 
 def read_results(path: Path) -> Results:
-    """Reads a JSON file."""
-    return Results(path, json.loads(path.read_text()))
+    """Reads what `experiments.quality.time_to_loss` wrote; raises DataError if a file is something else."""
+    try:
+        data = json.loads(path.read_text())
+        return Results(path, data | {key: data[key] for key in ("suite", "runs")})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path}: is no result of experiments.quality.time_to_loss: {error!r}") from error
 
 
 def new_figure(width: float, height: float, caption: str, **subplots: Any) -> tuple[Figure, Any]:

@@ -32,6 +32,7 @@ from matplotlib.axes import Axes
 from scipy import stats
 
 from experiments import plots
+from sparse_lm.errors import DataError
 
 LOSSES = {"heldout": "heldout_loss", "second": "second_heldout_loss"}
 _KINDS = "ratio", "with_compilation", "at_one_pace"  # fields of `Ratio`
@@ -164,16 +165,16 @@ def _interval(summary: dict[str, float | None] | None) -> str:
 def main(arguments: Sequence[str]) -> None:
     if len(arguments) < 2:
         raise app.UsageError("name a file that experiments.quality.time_to_loss wrote")
-    several = [plots.read_results(Path(path)) for path in arguments[1:]]
+    try:
+        several = [plots.read_results(Path(path)) for path in arguments[1:]]
+        rows, tables, refused = rows_of_suite(several), {}, []
+    except (DataError, ValueError) as error:
+        sys.exit(str(error))
     if empty := [results.path for results in several if not results.data["runs"]]:
         sys.exit(f"{empty[0]}: has no runs yet")
     known = dict.fromkeys(row["name"] for results in several for row in results.data["runs"])
     if unknown := set(flags.FLAGS.names) - set(known):
         sys.exit(f"--names: {sorted(unknown)} must be among {', '.join(known)}")
-    try:
-        rows, tables, refused = rows_of_suite(several), {}, []
-    except ValueError as error:
-        sys.exit(str(error))
     for text, loss in LOSSES.items():
         if any(row.get(loss) is not None for row in rows):
             try:

@@ -328,10 +328,11 @@ def test_both_texts_are_reported_and_drawn_and_mistakes_named_in_one_line(tmp_pa
         ("experiments.quality.time_ratio", [one, other, *both]),
         ("experiments.quality.time_ratio", [one, options[0], "--names=slices_50,slices_05"]),
         ("experiments.quality.time_ratio", [one, str(tmp_path / "empty.json"), options[0]]),
+        *(("experiments.quality.time_ratio", [one, str(tmp_path / name)]) for name in ("none.json", "ratios.json")),
         ("experiments.quality.time_to_loss", ["--suite=tiny", "--data=nowhere", "--workdir=runs", "--output=out.json"]),
     ]
     imports = "import experiments.quality.time_ratio, experiments.quality.time_to_loss"
-    done, result, misspelt, empty, without_data = run_modules(command_lines, tmp_path, imports)
+    done, result, misspelt, empty, *others, without_data = run_modules(command_lines, tmp_path, imports)
     assert done.returncode == 0, done.stderr
     tables = json.loads((tmp_path / "ratios.json").read_text())
     assert set(tables) == {"heldout", "second"}
@@ -343,6 +344,8 @@ def test_both_texts_are_reported_and_drawn_and_mistakes_named_in_one_line(tmp_pa
     assert (tmp_path / "both.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
     assert_refused(misspelt, "--names: ['slices_05'] must be among dense, dense@0.8, dense@1.0, dense@1.2, slices_50")
     assert_refused(empty, "empty.json: has no runs yet")
+    for refused, name in zip(others, ("none.json", "ratios.json"), strict=True):
+        assert_refused(refused, f"{name}: is no result of experiments.quality.time_to_loss: ")
     assert_refused(without_data, "nowhere does not exist")
 
 
