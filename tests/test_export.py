@@ -154,9 +154,9 @@ def test_a_run_starts_from_a_model_and_goes_on_without_it(corpus, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
 
     train_and_crash(config, tmp_path / "run", before=5)
-    assert load_config(tmp_path / "run").data.tokenizer == str(tmp_path / "hf" / "tokenizer.json")
     with pytest.raises(ConfigError, match=r"config\.init_from = '': the run in .* has"):
         loop.train(dataclasses.replace(config, init_from=""), str(tmp_path / "run"))
     shutil.rmtree(tmp_path / "hf")
     assert loop.train(config, str(tmp_path / "run"))
+    assert load_config(tmp_path / "run").data.tokenizer == str(tmp_path / "hf" / "tokenizer.json")
     assert evaluate(str(tmp_path / "run"))["step"] == 12

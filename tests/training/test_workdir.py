@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from sparse_lm.config import Config, DataConfig, MeshConfig, ModelConfig, SparsityConfig
+from sparse_lm.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, SparsityConfig
 from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.recipes import Fst, SSte
 from sparse_lm.training.workdir import check_same_config, load_config, save_config, workdir_lock
@@ -65,10 +65,11 @@ def test_another_config_is_refused_with_key_and_both_values(tmp_path, key, there
 def test_harmless_changes_are_allowed_and_told_but_a_run_is_not_made_shorter(tmp_path):
     begin_run(tmp_path, CONFIG)
     model = dataclasses.replace(CONFIG.model, remat="full", unroll_layers=True)
-    data = DataConfig(cache_dir="elsewhere")
-    changes = check_same_config(tmp_path, dataclasses.replace(CONFIG, steps=800, model=model, data=data))
+    data, optimizer = DataConfig(cache_dir="elsewhere"), OptimizerConfig(max_skipped_steps=3)
+    changed = dataclasses.replace(CONFIG, steps=800, model=model, data=data, optimizer=optimizer)
+    changes = check_same_config(tmp_path, changed)
     told = {change.partition(" = ")[0].removeprefix("resuming with config.") for change in changes}
-    assert told == {"steps", "model.remat", "model.unroll_layers", "data.cache_dir"}
+    assert told == {"steps", "model.remat", "model.unroll_layers", "data.cache_dir", "optimizer.max_skipped_steps"}
     message = rf"^config\.steps = 499: the run in {tmp_path} is of 500 steps and cannot be made shorter;"
     with pytest.raises(ConfigError, match=message):
         check_same_config(tmp_path, dataclasses.replace(CONFIG, steps=499))

@@ -1,8 +1,10 @@
 """Several processes train as one does, and a run may go on with another number of them."""
 
+import contextlib
 import os
 import socket
 import subprocess
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from sparse_lm.errors import ConfigError
 from sparse_lm.training import loop
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.mesh.layout import make_mesh
+from sparse_lm.training.mesh.layout import make_mesh, row_share
 from sparse_lm.training.mesh.processes import LaunchError
 from tests import small
 from tests.command_lines import ROOT
@@ -82,6 +84,16 @@ def test_several_processes_of_a_mesh_of_one_device_are_refused(monkeypatch):
     monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
     with pytest.raises(ConfigError, match=rf"mesh.*takes 1 devices; the processes of this run have {DEVICES} \("):
         make_mesh(small.config("dense"), None)
+
+
+@pytest.mark.parametrize(
+    "held, share", [((4, 5, 6, 7), (1, 2)), ((0, 1, 4, 5), None), ((0, 1, 2), None), ((1, 2), None)]
+)
+def test_a_process_reads_one_of_equal_parts_of_a_batch(held, share):
+    devices = {row: (slice(row, row + 1),) for row in held}
+    sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: devices)
+    with contextlib.nullcontext() if share else pytest.raises(ValueError, match="of 8, not one of equal parts"):
+        assert row_share(sharding, 8) == share
 
 
 def test_data_that_differs_between_processes_is_refused(monkeypatch):
