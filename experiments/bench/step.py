@@ -33,7 +33,7 @@ from jax import Array
 from ml_collections import config_flags
 
 from experiments.bench import step_parts
-from experiments.result_files import write_results
+from experiments.result_files import show, write_results
 from experiments.timing import peak_gib, time_steps
 from sparse_lm import recipes
 from sparse_lm.config import Config, default, parse
@@ -54,6 +54,7 @@ RECIPES |= {
     name + suffix: RECIPES[name] for name in ("dense", "slices", "slices_2_32") for suffix in (WITHIN_DOCUMENTS, FP8)
 }
 
+WARMUP = 2  # steps of each turn that are not timed
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 """Each kernel is launched for itself: the profiler does not see what CUDA graphs are made of."""
 
@@ -73,16 +74,14 @@ class Variant:
         transitions = make_transitions(self.config, self.trainer.graphdef, self.trainer.layout)
         self._lowered_enter = transitions["enter"].lower(state, windows) if self.phase == "sparse" else None
 
-    def compile(self) -> None:
-        """Compiles the step and the transition into its phase; `compile_seconds` is the step's."""
+    def compile(self, traced: bool) -> None:
+        """Compiles the step, and for the profiler if `traced`, and the transition; `compile_seconds` is the step's."""
         begin = time.perf_counter()
         self.step = self._lowered.compile()
         self.compile_seconds = time.perf_counter() - begin
         self._enter = self._lowered_enter.compile() if self._lowered_enter else None
+        self.step_without_graphs = self._lowered.compile(compiler_options=NO_GRAPHS) if traced else None
         print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
-
-    def compile_for_profile(self) -> None:
-        self.step_without_graphs = self._lowered.compile(compiler_options=NO_GRAPHS)
 
     def enter(self, state: TrainState, windows: Array) -> TrainState:
         """Takes any recipe's state to the first step of this one's phase."""
@@ -94,22 +93,16 @@ class Variant:
 
 
 def compiled_variants(
-    names: Sequence[str],
-    base: ml_collections.ConfigDict,
-    state: TrainState,
-    windows: Array,
-    profiled: Sequence[str] = (),
+    names: Sequence[str], base: ml_collections.ConfigDict, state: TrainState, windows: Array, traced: bool
 ) -> list[Variant]:
     """Compiles all side by side, but the first alone: XLA times candidates for products, which the others share."""
     variants, compiling = [], []
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for name in names:
             variants.append(Variant(name, base, state, windows))
-            compiling.append(pool.submit(variants[-1].compile))
+            compiling.append(pool.submit(variants[-1].compile, traced))
             if len(variants) == 1:
                 compiling[0].result()
-            if name in profiled:
-                compiling.append(pool.submit(variants[-1].compile_for_profile))
         for future in compiling:
             future.result()
     return variants
@@ -172,23 +165,21 @@ def main(_: Sequence[str]) -> None:
     base, names = values.config, list(values.recipes)
     request_memory()
     dense, state, batches = random_start(base)
-    profiled = (values.profiled or names) if values.traced else []
-    variants = compiled_variants(names, base, state, batches[0], profiled)
+    variants = compiled_variants(names, base, state, batches[0], values.traced > 0)
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(values.rounds):
         for variant in variants:
             state = variant.enter(state, batches[0])
-            state, times = time_steps(variant.step, state, batches, warmup=values.warmup, timed=values.steps)
+            state, times = time_steps(variant.step, state, batches, warmup=WARMUP, timed=values.steps)
             seconds[variant.name] += times
         table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
         _write(dense, table)
-    for variant in variants:
-        if variant.name in profiled:
-            state = variant.enter(state, batches[0])
-            state, parts = profile(variant, state, batches, values.traced)
-            table[variant.name] |= parts
-            _write(dense, table)
+    for variant in variants if values.traced else ():
+        state = variant.enter(state, batches[0])
+        state, parts = profile(variant, state, batches, values.traced)
+        table[variant.name] |= parts
+        _write(dense, table)
     _print(table)
 
 
@@ -204,20 +195,11 @@ def _write(dense: Config, table: dict[str, dict[str, Any]]) -> None:
 
 
 def _print(table: dict[str, dict[str, Any]]) -> None:
-    baseline = table.get("dense")
-    print(f"{'recipe':<16} {'ms':>8} {'tokens/s':>9} {'MFU':>6} {'executed':>8} {'GiB':>6} {'speed-up':>8}")
     for name, row in table.items():
-        speedup = f"{baseline['step_ms'] / row['step_ms']:8.3f}" if baseline else ""
-        print(
-            f"{name:<16} {row['step_ms']:8.2f} {row['tokens_per_second']:9,.0f} {_percent(row['mfu']):>6} "
-            f"{_percent(row['executed_utilisation']):>8} {row['memory_gib']:6.1f} {speedup}"
-        )
-        for part, kernels in row.get("ms_by_part", {}).items():
-            print(f"    {part:<24} {kernels['total']:8.2f}")
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+        speedup = {"speedup": table["dense"]["step_ms"] / row["step_ms"]} if "dense" in table else {}
+        parts = {part: kernels["total"] for part, kernels in row.get("ms_by_part", {}).items()}
+        shown = "step_ms", "tokens_per_second", "mfu", "executed_utilisation", "memory_gib"
+        show({"recipe": name} | {key: row[key] for key in shown} | speedup | parts)
 
 
 if __name__ == "__main__":
@@ -226,10 +208,5 @@ if __name__ == "__main__":
     flags.register_validator("recipes", lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
     flags.DEFINE_integer("rounds", 3, "Turns of each recipe.", lower_bound=1)
     flags.DEFINE_integer("steps", 8, "Timed steps of each turn; quartiles need two.", lower_bound=2)
-    flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")
-    flags.DEFINE_integer("traced", 2, "Steps of each profiled recipe under the profiler, after the timed ones.")
-    flags.DEFINE_list("profiled", [], "Recipes that are profiled; all by default.")
-    flags.register_multi_flags_validator(
-        ["profiled", "recipes"], lambda f: set(f["profiled"]) <= set(f["recipes"]), "--profiled must be among --recipes"
-    )
+    flags.DEFINE_integer("traced", 2, "Steps of each recipe under the profiler, after the timed ones.")
     app.run(main)
