@@ -58,8 +58,9 @@ def main() -> None:
             whole = jax.process_count() == 1 and config.mesh.data == config.mesh.devices  # one device holds the model
             if finished and whole and speaks:
                 data = open_run_data(workdir, load_config(workdir))
-                prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
-                room = max(0, data.seq_len - PROMPT_TOKENS)  # in what the model was trained on
+                given = min(PROMPT_TOKENS, data.seq_len // 2)
+                prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:given].tolist())
+                room = data.seq_len - given  # in what the model was trained on
                 [text] = continue_texts(workdir, [prompt], max_new_tokens=min(SAMPLE_TOKENS, room), temperature=0.7)
                 print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
     except KeyboardInterrupt:  # while data is prepared, say

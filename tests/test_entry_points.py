@@ -66,9 +66,9 @@ def test_a_run_is_repeated_from_its_config_json(corpus, tmp_path):
     assert_refused(nameless, "--workdir: must be given to repeat a run")
     assert repeated.returncode == 0 and "longer than a training sequence" not in repeated.stderr, repeated.stderr
     assert load_config(tmp_path / "second") == dataclasses.replace(config, seed=7)
-    sample = repeated.stdout.split("held-out text:\n")[1].partition("\ncontinued:\n")[0]
+    sample, _, continued = repeated.stdout.split("held-out text:\n")[1].partition("\ncontinued:\n")
     documents = [file.read_text() for file in corpus.parent.glob("*.txt")]
-    assert len(sample) > 20 and any(sample in text for text in documents)
+    assert len(sample) > 20 and any(sample in text for text in documents) and continued.strip()
 
 
 def test_a_copy_of_a_config_runs_wherever_it_is(tmp_path):
