@@ -6,12 +6,23 @@ import collections
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental.mosaic.gpu import profiler
+
+
+def compile_side_by_side(compilations: Iterable[Sequence[Callable[[], Any]]]) -> list[list[Any]]:
+    """Calls functions in threads; the first group alone: XLA times candidates for products, which the others share."""
+    submitted: list[list[futures.Future]] = []
+    with futures.ThreadPoolExecutor() as pool:
+        for group in compilations:
+            submitted.append([pool.submit(function) for function in group])
+            futures.wait(submitted[0])
+    return [[future.result() for future in group] for group in submitted]
 
 
 def median_ms(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
-from experiments.timing import time_by_kernel
+from experiments.timing import compile_side_by_side, time_by_kernel
 from sparse_lm.ops import backends
 
 FunctionOf = Callable[[Any, Any], tuple[Callable[..., Array], tuple[Array, ...]]]
@@ -51,19 +50,10 @@ def lower(function_of: FunctionOf, operands: Any, state: Any, compiler_options: 
 
 
 def time_layers(layers: Mapping[str, Layer]) -> dict[str, dict[str, Any]]:
-    """Times layers, "dense" first, and the kernels of forward and backward by name; says so.
-
-    All compile side by side, but for the first: XLA times candidates for products, which the others share with it.
-    """
-    compiling: dict[str, list[concurrent.futures.Future]] = {}
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        for name, layer in layers.items():
-            compiling[name] = [pool.submit(part.compile) for part in (layer.forward, layer.both)]
-            if len(compiling) == 1:
-                concurrent.futures.wait(compiling[name])
+    """Times layers, "dense" first, and the kernels of forward and backward by name; says so."""
+    compiled = compile_side_by_side((layer.forward.compile, layer.both.compile) for layer in layers.values())
     rows: dict[str, dict[str, Any]] = {}
-    for name, layer in layers.items():
-        steps = [future.result() for future in compiling[name]]
+    for (name, layer), steps in zip(layers.items(), compiled, strict=True):
         (forward_ms, _), (both_ms, kernels) = (time_by_kernel(step, layer.operands, layer.state) for step in steps)
         row = rows[name] = dict(forward_ms=forward_ms, both_ms=both_ms, reference_ops=layer.reference_ops)
         row["kernels"] = kernels

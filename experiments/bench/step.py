@@ -17,8 +17,8 @@ dispatched, as in training (`experiments.timing`). The results are written after
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from ml_collections import config_flags
 
 from experiments.bench import step_parts
 from experiments.result_files import show, write_results
-from experiments.timing import peak_gib, time_steps
+from experiments.timing import compile_side_by_side, peak_gib, time_steps
 from sparse_lm import recipes
 from sparse_lm.config import Config, default, parse
 from sparse_lm.training.environment import request_memory
@@ -74,7 +74,7 @@ class Variant:
         transitions = make_transitions(self.config, self.trainer.graphdef, self.trainer.layout)
         self._lowered_enter = transitions["enter"].lower(state, windows) if self.phase == "sparse" else None
 
-    def compile(self, traced: bool) -> None:
+    def compile(self, traced: bool) -> Variant:
         """Compiles the step, and for the profiler if `traced`, and the transition; `compile_seconds` is the step's."""
         begin = time.perf_counter()
         self.step = self._lowered.compile()
@@ -82,6 +82,7 @@ class Variant:
         self._enter = self._lowered_enter.compile() if self._lowered_enter else None
         self.step_without_graphs = self._lowered.compile(compiler_options=NO_GRAPHS) if traced else None
         print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
+        return self
 
     def enter(self, state: TrainState, windows: Array) -> TrainState:
         """Takes any recipe's state to the first step of this one's phase."""
@@ -90,22 +91,6 @@ class Variant:
 
     def _own(self, state: TrainState) -> TrainState:
         return dataclasses.replace(state, recipe_state=self._recipe_state())
-
-
-def compiled_variants(
-    names: Sequence[str], base: ml_collections.ConfigDict, state: TrainState, windows: Array, traced: bool
-) -> list[Variant]:
-    """Compiles all side by side, but the first alone: XLA times candidates for products, which the others share."""
-    variants, compiling = [], []
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        for name in names:
-            variants.append(Variant(name, base, state, windows))
-            compiling.append(pool.submit(variants[-1].compile, traced))
-            if len(variants) == 1:
-                compiling[0].result()
-        for future in compiling:
-            future.result()
-    return variants
 
 
 def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, list[Array]]:
@@ -165,7 +150,9 @@ def main(_: Sequence[str]) -> None:
     base, names = values.config, list(values.recipes)
     request_memory()
     dense, state, batches = random_start(base)
-    variants = compiled_variants(names, base, state, batches[0], values.traced > 0)
+    lowered = (Variant(name, base, state, batches[0]) for name in names)
+    compilations = ([functools.partial(variant.compile, values.traced > 0)] for variant in lowered)
+    variants = [variant for [variant] in compile_side_by_side(compilations)]
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(values.rounds):
