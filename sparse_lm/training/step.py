@@ -222,11 +222,8 @@ def _update(
     updates, opt_state = make_optimizer(config, after_clip).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-
-    def unless_bad(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
-
-    return good, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
+    kept = optax.tree.where(good, (params, opt_state), (state.params, state.opt_state))
+    return good, *kept, grad_norm
 
 
 @jax.named_call
