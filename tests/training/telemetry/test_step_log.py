@@ -1,13 +1,10 @@
-"""The times of steps, how long a run still takes, and what it does now."""
-
-import sys
+"""The times of steps, and how long a run still takes."""
 
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from tests import small
 from tests.clock import Clock
-from tests.test_progress import Terminal
 
 CONFIG = small.config("sste", log_every=2)  # 12 steps, sparse on 4..8
 METRICS = {"loss": 2.0, "grad_norm": 1.0, "skipped": 0, "skipped_in_a_row": 0}
@@ -34,16 +31,3 @@ def test_steps_are_timed_by_phase_without_what_lies_between_them(tmp_path, capsy
     seconds = [1 * 1.5 + 4 * 1.5 + 4 * 1.5, 3 * 1.5 + 4 * 1.5, 1 * 5.5 + 4 * 1.5, 3 * 1.5, 9.5, 0]
     assert left == ["- left", *(f"{round(s)} s left" for s in seconds)]
     assert lines[1] == f"step 3/12 | dense | loss 2.0000 | {CONFIG.tokens_per_step / 1.5:,.0f} tokens/s | {left[1]}"
-
-
-def test_a_terminal_sees_that_an_evaluation_has_begun(tmp_path, monkeypatch, capsys):
-    """The first one compiles, too; a log gets its result alone."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    terminal = Terminal()
-    for stream in (sys.stdout, terminal):
-        monkeypatch.setattr(sys, "stdout", stream)
-        with RunSummary(tmp_path, CONFIG) as summary, StepLog(CONFIG, str(tmp_path), summary, 0) as log:
-            log.settle(0, METRICS)
-            log.progress.move(1, "evaluating")
-    assert "evaluating" in terminal.getvalue() and not capsys.readouterr().out
