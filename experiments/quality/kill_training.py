@@ -26,6 +26,7 @@ from absl import app, flags
 
 from experiments.result_files import write_results
 from sparse_lm.prepare_data import prepare_files
+from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
 from sparse_lm.training.telemetry.metrics import FILE, read_metrics
 
 STEPS = 400
@@ -151,9 +152,8 @@ def steps_done(workdir: pathlib.Path) -> int:
 
 
 def newest_checkpoint(workdir: pathlib.Path) -> int:
-    """Steps before the newest whole checkpoint; 0 without one."""
-    steps = (int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal())
-    return max(steps, default=0)
+    """Returns the steps before the newest whole checkpoint; 0 without one."""
+    return max(saved_checkpoints(workdir), default=0)
 
 
 def half_written(workdir: pathlib.Path) -> set[int]:

@@ -43,10 +43,11 @@ _LOGGED = 200  # steps between those whose metrics a row has
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
     """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run."""
-    workdir = root / f"{name}-{seed}"
-    config, before = plan(suite, name, seed, data, root)
-    if before:
-        start_from(root / f"{suite.longest}-{seed}", workdir, config, before["steps"])
+    workdir, longest = root / f"{name}-{seed}", root / f"{suite.longest}-{seed}"
+    config, before = suite.config(name, seed, data), None
+    if start := suite.branch_start(name):
+        before = first_steps_of(read_summary(longest), start)
+        start_from(longest, workdir, config, start)
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
@@ -57,19 +58,10 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     return True
 
 
-def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
-    """Returns a run's configuration and, for a branch of the longest dense run, what its first steps took there."""
-    config = suite.config(name, seed, data)
-    if not name.startswith("dense@") or name == suite.longest:
-        return config, None
-    start = suite.decay_starts()[float(name.removeprefix("dense@"))]
-    return config, first_steps_of(read_summary(root / f"{suite.longest}-{seed}"), start)
-
-
 def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:
     """Returns what the first `steps` steps of a dense run took, whose steps all take alike; it compiles once."""
     seconds, taken = summary["seconds"], sum(process["steps"].get("dense", 0) for process in summary["processes"])
-    return dict(steps=steps, seconds=seconds["dense"] * steps / taken, compile_seconds=seconds["compile"])
+    return dict(seconds=seconds["dense"] * steps / taken, compile_seconds=seconds["compile"])
 
 
 def start_from(source: Path, workdir: Path, config: Config, step: int) -> None:

@@ -61,6 +61,11 @@ class Suite:
         unit = max(1, round(smallest * (1 - DECAY_SHARE) * self.steps))
         return {length: unit * round(length / smallest) for length in self.lengths}
 
+    def branch_start(self, run: str) -> int | None:
+        """Returns the step at which a shorter dense run leaves the longest one; None for all other runs."""
+        length = run.partition("@")[2]
+        return self.decay_starts()[float(length)] if length and run != self.longest else None
+
     def save_every(self) -> int:
         """Returns the steps between checkpoints, of all runs: saving takes as much of each one's time."""
         return math.gcd(*(self.decay_starts()[length] for length in self.lengths[:-1]))

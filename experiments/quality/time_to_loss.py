@@ -196,8 +196,7 @@ class Host:
 
     def _may_begin(self, item: Item) -> bool:
         """Waits for the checkpoint that a branch begins with; returns False if none will come or this is to stop."""
-        if item.name.startswith("dense@") and item != self._longest(item):
-            start = self._results.suite.decay_starts()[float(item.name.removeprefix("dense@"))]
+        if start := self._results.suite.branch_start(item.name):
             checkpoint = self._checkpoints(self._longest(item)) / str(start)
             while not checkpoint.exists() and not self._stopping.wait(0.5):
                 if self._longest(item) in self._given_up:
