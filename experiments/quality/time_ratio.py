@@ -17,7 +17,6 @@ below of, is extrapolated from the two nearest, and marked with an asterisk.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -167,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
         raise app.UsageError("name a file that experiments.quality.time_to_loss wrote")
     try:
         several = [plots.read_results(Path(path)) for path in arguments[1:]]
-        rows, tables, refused = rows_of_suite(several), {}, []
+        rows, refused = rows_of_suite(several), []
     except (DataError, ValueError) as error:
         sys.exit(str(error))
     if empty := [results.path for results in several if not results.data["runs"]]:
@@ -178,12 +177,9 @@ def main(arguments: Sequence[str]) -> None:
     for text, loss in LOSSES.items():
         if any(row.get(loss) is not None for row in rows):
             try:
-                tables[text] = report(rows, loss)
-                _print(text, tables[text])
+                _print(text, report(rows, loss))
             except ValueError as error:
                 refused.append(f"{text} text: {error}")
-    if flags.FLAGS.output:
-        Path(flags.FLAGS.output).write_text(json.dumps(tables, indent=1) + "\n")
     if flags.FLAGS.figure:
         matplotlib.use("svg")
         plt.style.use(plots.STYLE)
@@ -205,5 +201,4 @@ def main(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_string("figure", "", "SVG file to draw: loss over seconds; empty for none.")
     flags.DEFINE_list("names", [], "Runs to draw beside dense ones; all by default.")
-    flags.DEFINE_string("output", "", "JSON file for the numbers; empty for none.")
     app.run(main)

@@ -317,26 +317,23 @@ def test_both_texts_are_reported_and_drawn_and_mistakes_named_in_one_line(tmp_pa
     common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
     (tmp_path / "time.json").write_text(json.dumps(dict(suite="made_up", runs=runs)))
-    options = [f"--figure={tmp_path / 'time.svg'}", "--names=slices_50", f"--output={tmp_path / 'ratios.json'}"]
+    options = [f"--figure={tmp_path / 'time.svg'}", "--names=slices_50"]
     rising = [run | dict(heldout_loss=5.0) if number == 2 else run for number, run in enumerate(runs)]
     (tmp_path / "rising.json").write_text(json.dumps(dict(suite="others", runs=rising)))
     one, other = (str(tmp_path / name) for name in ("time.json", "rising.json"))
-    both = [f"--figure={tmp_path / 'both.svg'}", *options[1:2], f"--output={tmp_path / 'both.json'}"]
+    both = [f"--figure={tmp_path / 'both.svg'}", options[1]]
     (tmp_path / "empty.json").write_text(json.dumps(dict(suite="made_up", runs=[])))
     command_lines = [
         ("experiments.quality.time_ratio", [one, *options]),
         ("experiments.quality.time_ratio", [one, other, *both]),
         ("experiments.quality.time_ratio", [one, options[0], "--names=slices_50,slices_05"]),
         ("experiments.quality.time_ratio", [one, str(tmp_path / "empty.json"), options[0]]),
-        *(("experiments.quality.time_ratio", [one, str(tmp_path / name)]) for name in ("none.json", "ratios.json")),
+        *(("experiments.quality.time_ratio", [one, str(tmp_path / name)]) for name in ("none.json", "time.svg")),
         ("experiments.quality.time_to_loss", ["--suite=tiny", "--data=nowhere", "--workdir=runs", "--output=out.json"]),
     ]
     imports = "import experiments.quality.time_ratio, experiments.quality.time_to_loss"
     done, result, misspelt, empty, *others, without_data = run_modules(command_lines, tmp_path, imports)
     assert done.returncode == 0, done.stderr
-    tables = json.loads((tmp_path / "ratios.json").read_text())
-    assert set(tables) == {"heldout", "second"}
-    assert tables["second"]["slices_50"]["ratio"]["mean"] == pytest.approx(0.85)
     assert done.stdout.count("0.850 [0.215, 1.485]") == 2
     figure = (tmp_path / "time.svg").read_text()
     assert "slices 50" in figure and "0.85 of the time" in figure
@@ -344,7 +341,7 @@ def test_both_texts_are_reported_and_drawn_and_mistakes_named_in_one_line(tmp_pa
     assert (tmp_path / "both.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
     assert_refused(misspelt, "--names: ['slices_05'] must be among dense, dense@0.8, dense@1.0, dense@1.2, slices_50")
     assert_refused(empty, "empty.json: has no runs yet")
-    for refused, name in zip(others, ("none.json", "ratios.json"), strict=True):
+    for refused, name in zip(others, ("none.json", "time.svg"), strict=True):
         assert_refused(refused, f"{name}: is no result of experiments.quality.time_to_loss: ")
     assert_refused(without_data, "nowhere does not exist")
 
