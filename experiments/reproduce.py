@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from absl import app
 
+from experiments.plots import RESULTS
 from experiments.quality.time_ratio import time_of_loss
 
-RESULTS = Path(__file__).parent / "results"
 TIME, RATIO = 0.10, 0.05  # tolerances; a number whose name ends in "ms" or "seconds" is a time
 
 Numbers = dict[str, float]

@@ -78,7 +78,7 @@ class Suite:
         for end, change in CHANGES.items():
             if run.endswith(end):
                 return self.overrides(run.removesuffix(end)) | change
-        if found := re.fullmatch(r"(.+)_rate_([\d.e-]+)", run):
+        if found := re.fullmatch(r"(.+)_rate_(0\.\d+)", run):
             return self.overrides(found[1]) | {"optimizer.learning_rate": float(found[2])}
         branches = [f"dense@{length}" for length in self.lengths]
         ends = f"behind which {', '.join(CHANGES)} and _rate_0.001 may stand"
@@ -122,7 +122,7 @@ def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
 def _runs(steps: int, ffn_dim: int, **knobs: Any) -> dict[str, Overrides]:
     """Returns dense, slices on shares of the steps, controls and mixtures; knobs are those of slices."""
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
-    until_80 = slices | _until(steps, 80)
+    until_80, controls = slices | _until(steps, 80), ("dense_slices", "fixed_quarter", "unturned_slices")
     in_the_decay = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
     quarter = _DENSE | {"model.ffn_dim": ffn_dim // 4}
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
@@ -133,9 +133,8 @@ def _runs(steps: int, ffn_dim: int, **knobs: Any) -> dict[str, Overrides]:
         "slices_80": until_80,
         "slices_90": slices | in_the_decay,
         "slices_stay": slices | _stay(steps),
-        # Another way of leaving; routing alone; one quarter of the neurons for all tokens.
-        **{f"{name}_80": until_80 | {"sparsity.recipe": name} for name in ("dense_slices", "fixed_quarter")},
-        "unturned_slices_80": until_80 | {"sparsity.recipe": "unturned_slices"},
+        # Routing alone; one quarter of the neurons for all tokens; another way of leaving.
+        **{f"{recipe}_80": until_80 | {"sparsity.recipe": recipe} for recipe in controls},
         # Dense models that have no other neurons, in about slices' time.
         "quarter_width": quarter | _longer(steps, 1.2),
         "quarter_width_longer": quarter | _longer(steps, 1.6),
