@@ -134,8 +134,8 @@ class Results:
         self.name, self.suite = suite, SUITES[suite]
         self._path, self._lock = path, threading.Lock()
         found = json.loads(path.read_text()) if path.exists() else {"suite": suite, "runs": []}
-        if found["suite"] != suite:
-            raise DataError(f"--output={path}: has runs of the suite {found['suite']}, not {suite}")
+        if (other := found.get("suite")) != suite:
+            raise DataError(f"--output={path}: has runs of the suite {other}, not {suite}")
         self.rows = found["runs"]
 
     def __contains__(self, item: Item) -> bool:

@@ -84,9 +84,10 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
         check_data(TINY, data, ["dense"], [here, {"corpus_sha256": "0123456789ab"}])
     with pytest.raises(DataError, match=r"--output, which has sha256 unknown$"):
         check_data(TINY, data, ["dense"], [here, {"name": "of a file that does not say its text"}])
-    (tmp_path / "out.json").write_text(json.dumps({"suite": "llama60m", "runs": []}))
-    with pytest.raises(DataError, match=r"out\.json: has runs of the suite llama60m, not tiny"):
-        Results(tmp_path / "out.json", "tiny")
+    for other, found in (("llama60m", {"suite": "llama60m", "runs": []}), (None, {"recipes": {}})):
+        (tmp_path / "out.json").write_text(json.dumps(found))
+        with pytest.raises(DataError, match=rf"out\.json: has runs of the suite {other}, not tiny"):
+            Results(tmp_path / "out.json", "tiny")
 
 
 def test_a_branch_that_would_wait_for_ever_is_refused():
