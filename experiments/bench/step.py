@@ -44,7 +44,6 @@ from sparse_lm.training.transitions import make_transitions
 
 RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     **{name: dict(recipe=name) for name in recipes.RECIPES},
-    "slices_2_8": dict(recipe="slices", m=8),
     "slices_2_32": dict(recipe="slices", m=32),
 }
 
