@@ -19,6 +19,7 @@ makes one differentiable function.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import numbers
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -31,6 +32,8 @@ from jaxtyping import Float, Int32
 
 from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
+from sparse_lm.ops import backends
+from sparse_lm.ops.checks import described
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.recipes import differentiable
 from sparse_lm.recipes.activations import SQUARED_RELU, rows_per_neuron
@@ -208,13 +211,15 @@ class Recipe:
         Raises:
           ValueError: a knob that does not fit, or a shape or dtype that is not allowed.
         """
-        known = dict.fromkeys((*self.computes, *self.computes_experts))
-        self._check_activation(tuple(known), "FFNs" if self.computes else "experts")
+        of_either = tuple(dict.fromkeys((*self.computes, *self.computes_experts)))
+        self._check_activation(of_either, "FFNs" if self.computes else "experts")
         self._check_arrays(w1, w2, x)
         neurons, dim = w2.shape
         if self.shards < 1 or neurons % self.shards:
             raise ValueError(f"shards = {self.shards} of recipe {self.name!r}: must divide the {neurons} neurons")
-        for knob, ok, allowed in self.rules(Shape(dim, neurons // self.shards)):
+        known = self.implementation in (None, *backends.NAMES)
+        named: Rule = "implementation", known, f"must be one of {', '.join(backends.NAMES)}"
+        for knob, ok, allowed in itertools.chain([named], self.rules(Shape(dim, neurons // self.shards))):
             if not ok:
                 raise ValueError(f"{knob} = {getattr(self, knob)!r} of recipe {self.name!r}: {allowed}")
         if (self.products and neurons % 4) or (self.sparse_weights and dim % 4):
@@ -276,8 +281,8 @@ class Recipe:
         self._check_arrays(w1, w2, x)
         state = self._checked_state(state, w1, w2, axes)
         tokens = x.reshape(-1, x.shape[-1])
-        if order is not None and order.shape != tokens.shape[:1]:
-            raise ValueError(f"order {[*order.shape]} must be [{tokens.shape[0]}], a permutation of the tokens")
+        if order is not None and (order.shape, order.dtype.kind) != (tokens.shape[:1], "i"):
+            raise ValueError(f"order {described(order)} must be int32[{len(tokens)}], a permutation of the tokens")
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, key, order, weights, layer)

@@ -85,6 +85,16 @@ def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
     jax.tree.map(np.testing.assert_array_equal, run(), run(**examples.among_layers(recipe, W1, W2, state)))
 
 
+@pytest.mark.parametrize("name", ["slices", "dense_slices"])
+def test_weights_may_be_arrays_of_numpy(name):
+    recipe, state = examples.RECIPES[name], examples.state_of(examples.RECIPES[name])
+
+    def computed(w1, w2):
+        return unchecked(recipe, X, w1, w2, state, key=KEY)[0], recipe.leave(w1, w2, state, X)
+
+    jax.tree.map(np.testing.assert_array_equal, computed(np.asarray(W1), np.asarray(W2)), computed(W1, W2))
+
+
 def test_models_side_by_side_under_vmap():
     recipe, keys = examples.RECIPES["slices"], jax.random.split(KEY, 2)
     models = [jnp.stack([a, a[::-1] / 2]) for a in (X, W1, W2)], examples.state_of(recipe), keys
@@ -218,6 +228,10 @@ REFUSED = {
     "w1 is int32: must be of a dtype of floats": every_call(w1=W1.astype(int)),
     "x is int32: must be of a dtype of floats": every_call(x=X.astype(int)),
     r"must be \[2 F, D\] and \[F, D\] with activation 'swiglu'": entered(DenseSlices(activation="swiglu")),
+    **{
+        f"implementation = 'cuda' of recipe '{name}': must be one of reference, hopper, triton": entered(recipe)
+        for name, recipe in ((name, recipe(implementation="cuda")) for name, recipe in RECIPES.items())
+    },
     "m = 6 of recipe 'slices': must be a positive multiple of 4": entered(Slices(m=6)),
     "m = 0 of recipe 'slices': must be a positive multiple of 4": entered(Slices(m=0)),
     "m = 24 of recipe 'dense_slices': must divide": entered(DenseSlices(m=24)),
@@ -251,7 +265,8 @@ REFUSED = {
     "recipe 'experts24' computes experts with squared_relu, gated_relu2, not swiglu": [
         lambda: Experts24(activation="swiglu").mixture(X, W1, W2, X[:, :2], None)
     ],
-    r"order \[95\] must be \[96\], a permutation of the tokens": [
+    r"order float32\[96\] must be int32\[96\]": [lambda: unchecked(Act24(), X, W1, W2, order=X[:, 0])],
+    r"order int32\[95\] must be int32\[96\], a permutation of the tokens": [
         lambda: unchecked(Act24(), X, W1, W2, order=ORDER[:95]),
         lambda: unchecked(Slices(v=16), X, W1, W2, examples.state_of(Slices(v=16)), order=ORDER[:95]),
     ],
