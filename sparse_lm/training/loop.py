@@ -6,7 +6,6 @@ The loop dispatches step n and then handles the metrics of step n - 1, so that t
 from __future__ import annotations
 
 import dataclasses
-import logging
 
 import jax
 
@@ -29,8 +28,6 @@ from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.transitions import make_transitions, transition_before
 from sparse_lm.training.workdir import check_same_config, meaning, workdir_lock
-
-_log = logging.getLogger(__name__)
 
 _LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse phase", "refresh": "refresh"}
 
@@ -61,8 +58,6 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
         trainer = make_trainer(config)  # refuses a mesh that there are no devices for, while nothing is written
         processes.wait_for_all("configurations are checked")
         data = open_data_together(workdir, config)
-        for change in changes:
-            _log.warning("%s", change)
         with Checkpoints(workdir, config.keep_checkpoints, meaning(config)) as checkpoints, Interrupt() as interrupt:
             state = restore_or_start(trainer, checkpoints, pretrained)
             start = int(state.step)
@@ -71,7 +66,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
                     raise TooManyBadSteps(f"{workdir}: at its end, and the last {bad} of its {start} steps were bad")
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
-            print_overview(config, workdir, trainer, data, state)
+            print_overview(config, workdir, trainer, data, state, changes)
             with (
                 StepLog(config, reports, summary, start, wandb and processes.is_leader()) as log,
                 StepProfile(reports, profiled) as profile,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -18,8 +19,15 @@ from sparse_lm.training.step import Trainer, TrainState
 _log = logging.getLogger(__name__)
 
 
-def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, state: TrainState) -> None:
-    """Prints size, tokens, devices and phases of a run, and what its sparse phase computes with what."""
+def print_overview(
+    config: Config, workdir: str, trainer: Trainer, data: Data, state: TrainState, changes: Sequence[str] = ()
+) -> None:
+    """Prints size, tokens, devices and phases of a run, and what its sparse phase computes with what.
+
+    `changes` are what a resumed run changes (`check_same_config`).
+    """
+    for change in changes:
+        _log.warning("%s", change)
     start, devices, model = int(state.step), jax.devices(), config.model
     parameters = f"{(count := sum(x.size for x in jax.tree.leaves(state.params))):,}"
     if model.experts:
