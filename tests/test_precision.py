@@ -4,6 +4,8 @@ tests/model/test_llama.py says that it is causal, tests/recipes/test_ffn.py whic
 tests/test_faults.py that it trains through both phases.
 """
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -58,6 +60,7 @@ def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
 def test_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path, use):
     monkeypatch.setattr(fp8, "unavailable", lambda: "needs compute capability 8.9 or more; A100 has 8.0")
     save_config(tmp_path, small_config(corpus, "dense", **FP8))
+    shutil.copy(corpus / "tokenizer.json", tmp_path)
     with pytest.raises(ConfigError, match=r"config.model.precision = 'fp8': needs compute.*allowed here: bf16"):
         use(tmp_path)
     assert not (tmp_path / "checkpoints").exists()

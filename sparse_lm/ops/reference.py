@@ -235,7 +235,7 @@ def _blocks(x: Array, v: int) -> Array:
 
 def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, axis: int) -> Array:
     """Multiplies blocks of tokens by their experts' weights, along an axis of [experts, S, D]."""
-    w, contracted = jnp.asarray(w).reshape(experts, -1, w.shape[1]), ((1,), (axis,))
+    w, contracted = w.reshape(experts, -1, w.shape[1]), ((1,), (axis,))
     if v == 1:  # a few tokens, as in generation: of several texts under vmap, which the ragged product has not
         dimensions = contracted, ((0,), (0,))
         return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(x.dtype)

@@ -85,16 +85,6 @@ def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
     jax.tree.map(np.testing.assert_array_equal, run(), run(**examples.among_layers(recipe, W1, W2, state)))
 
 
-@pytest.mark.parametrize("name", ["slices", "dense_slices"])
-def test_weights_may_be_arrays_of_numpy(name):
-    recipe, state = examples.RECIPES[name], examples.state_of(examples.RECIPES[name])
-
-    def computed(w1, w2):
-        return unchecked(recipe, X, w1, w2, state, key=KEY)[0], recipe.leave(w1, w2, state, X)
-
-    jax.tree.map(np.testing.assert_array_equal, computed(np.asarray(W1), np.asarray(W2)), computed(W1, W2))
-
-
 def test_models_side_by_side_under_vmap():
     recipe, keys = examples.RECIPES["slices"], jax.random.split(KEY, 2)
     models = [jnp.stack([a, a[::-1] / 2]) for a in (X, W1, W2)], examples.state_of(recipe), keys
