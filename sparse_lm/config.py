@@ -19,6 +19,7 @@ from ml_collections import config_dict
 
 from sparse_lm.config_rules import one_of, rules
 from sparse_lm.errors import ConfigError
+from sparse_lm.ops import backends
 from sparse_lm.recipes import DENSE, RECIPES, Recipe, Slices
 
 
@@ -254,15 +255,19 @@ def _knobs(recipe: type[Recipe]) -> dict[str, type]:
     return {field.name: types[field.name] for field in dataclasses.fields(recipe) if field.name not in of_all}
 
 
+def _one_of(key: str, value: str, names: tuple[str, ...]) -> str:
+    key, ok, allowed = one_of(key, value, names)
+    if not ok:
+        raise ConfigError(key, value, allowed)
+    return value
+
+
 def _parse_sparsity(values: dict[str, Any], options: dict[str, Any]) -> SparsityConfig:
     """Reads the group `sparsity`: keys of `SparsityConfig`, the recipe by its name, and the recipe's knobs."""
     if not isinstance(values, dict):
         raise ConfigError("sparsity", values, "must be a group of keys")
     values = dict(values)
-    name = values.pop("recipe", Slices.name)
-    key, ok, allowed = one_of("sparsity.recipe", name, tuple(RECIPES))
-    if not ok:
-        raise ConfigError(key, name, allowed)
+    name = _one_of("sparsity.recipe", values.pop("recipe", Slices.name), tuple(RECIPES))
     own = _knobs(RECIPES[name])
     for knob in sorted({knob for recipe in RECIPES.values() for knob in _knobs(recipe)}):
         if (value := values.pop(knob, None)) is None:
@@ -272,5 +277,7 @@ def _parse_sparsity(values: dict[str, Any], options: dict[str, Any]) -> Sparsity
             raise ConfigError(f"sparsity.{knob}", value, f"is no knob of recipe {name!r}; {has}")
         options[knob] = _convert(f"sparsity.{knob}", value, own[knob])
     implementation = _convert("sparsity.implementation", values.pop("implementation", ""), str) or None
+    if implementation:
+        _one_of("sparsity.implementation", implementation, backends.NAMES)
     sparsity = _from_mapping(SparsityConfig, values, "sparsity.", ("implementation", *own))
     return dataclasses.replace(sparsity, recipe=RECIPES[name](implementation=implementation, **options))

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparse_lm.ops import backends, formats
+from sparse_lm.ops import formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
 from sparse_lm.recipes.base import PRECISIONS, Rule, Shape
@@ -136,8 +136,6 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
 def _sparsity_rules(c: Config) -> Iterator[Rule]:
     m, s, recipe = c.model, c.sparsity, c.sparsity.recipe
     yield "sparsity.dense_layers", 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}, below model.layers"
-    if recipe.implementation is not None:
-        yield one_of("sparsity.implementation", recipe.implementation, backends.NAMES)
     if m.experts or s.phase:
         known = {name: r.computes_experts if m.experts else r.computes for name, r in RECIPES.items()}
         able = [name for name, activations in known.items() if m.activation in activations]

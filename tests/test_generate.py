@@ -4,10 +4,9 @@ import os
 
 import pytest
 
-from sparse_lm import evaluate, generate
+from sparse_lm import generate
 from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
-from sparse_lm.errors import DataError
 from sparse_lm.model import decode, llama
 from sparse_lm.recipes import Act24
 from sparse_lm.training.checkpoints.checkpoint import restore_params
@@ -41,19 +40,6 @@ def test_documents_begin_and_end_with_the_end_of_text_and_a_model_that_stays_spa
     end = end_of_text(tokenizer)
     [made] = decode.generate(llama.graphdef(MODEL), params, [[end]], max_new_tokens=260, recipe=Act24(), dense_layers=1)
     assert generate.continue_texts(workdir, [""], max_new_tokens=260) == [tokenizer.decode(made[: made.index(end)])]
-
-
-def test_a_missing_tokenizer_is_named_before_weights_are_read(tmp_path, monkeypatch):
-    workdir = save_run(tmp_path, Config(model=MODEL, seq_len=32), {3: 4.0})
-    (workdir / "tokenizer.json").unlink()
-    for module, restore in ((generate, "restore_model"), (evaluate, "restore_for_dense")):
-        monkeypatch.setattr(module, restore, lambda *_: pytest.fail("weights are read"))
-    for use in (
-        lambda: generate.continue_texts(workdir, [""], **OPTIONS),
-        lambda: evaluate.text_model(workdir, "latest", 64),
-    ):
-        with pytest.raises(DataError, match=r"no tokenizer file .*tokenizer\.json"):
-            use()
 
 
 @pytest.mark.long

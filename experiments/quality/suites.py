@@ -26,7 +26,7 @@ CHANGES: dict[str, Overrides] = {
     "_m_32": {"sparsity.m": 32},
     "_fp8": {"model.precision": "fp8"},
 }
-"""What a name with such an end changes besides: slices_80_m_32_first_dense is slices_80 with two changes."""
+"""Says what a name with such an end changes besides: slices_80_m_32_first_dense is slices_80 with two changes."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,6 @@ makes one differentiable function.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import numbers
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -82,8 +81,11 @@ class Recipe:
             kind, called = _NUMBERS.get(type(knob.default), (object, ""))
             if not isinstance(value := getattr(self, knob.name), kind):
                 raise ValueError(f"{knob.name} = {value!r} of recipe {self.name!r}: must be {called}")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision = {self.precision!r} must be one of {', '.join(PRECISIONS)}")
+        implementations = *backends.NAMES, None
+        for name, allowed in (("precision", PRECISIONS), ("implementation", implementations)):
+            if (value := getattr(self, name)) not in allowed:
+                names = ", ".join(filter(None, allowed))
+                raise ValueError(f"{name} = {value!r} of recipe {self.name!r}: must be one of {names}")
 
     @property
     def in_fp8(self) -> bool:
@@ -211,15 +213,13 @@ class Recipe:
         Raises:
           ValueError: a knob that does not fit, or a shape or dtype that is not allowed.
         """
-        of_either = tuple(dict.fromkeys((*self.computes, *self.computes_experts)))
-        self._check_activation(of_either, "FFNs" if self.computes else "experts")
+        known = dict.fromkeys((*self.computes, *self.computes_experts))
+        self._check_activation(tuple(known), "FFNs" if self.computes else "experts")
         self._check_arrays(w1, w2, x)
         neurons, dim = w2.shape
         if self.shards < 1 or neurons % self.shards:
             raise ValueError(f"shards = {self.shards} of recipe {self.name!r}: must divide the {neurons} neurons")
-        known = self.implementation in (None, *backends.NAMES)
-        named: Rule = "implementation", known, f"must be one of {', '.join(backends.NAMES)}"
-        for knob, ok, allowed in itertools.chain([named], self.rules(Shape(dim, neurons // self.shards))):
+        for knob, ok, allowed in self.rules(Shape(dim, neurons // self.shards)):
             if not ok:
                 raise ValueError(f"{knob} = {getattr(self, knob)!r} of recipe {self.name!r}: {allowed}")
         if (self.products and neurons % 4) or (self.sparse_weights and dim % 4):
