@@ -11,7 +11,8 @@ whose tiles have 256 classes, to which a large vocabulary is padded. XLA compute
 
 Numerics: products take operands in the dtype of `hidden` and sum in float32; odds are computed in float32 and
 rounded to that dtype; the gradient of the unembedding is summed over chunks in float32. What gradients owe to the
-targets themselves is no part of the products, and in float32: where a model is sure, it is what is left. Odds are at
+targets themselves is no part of the products, and in float32: where a model is sure, it is what is left. Of the
+unembedding it has the rows that the products read, rounded as they are, so that the error of a row cancels. Odds are at
 most exp(60). A token's loss of over 60 nats is therefore told as less, and its gradient is spread evenly over all
 classes that far ahead of the target; `token_losses` knows no such limit.
 
@@ -79,9 +80,9 @@ def _forward(hidden, unembedding, targets, chunk, precision):
 
     def step(grad_matrix, inputs):
         hidden, targets, columns = inputs
-        losses, grad_hidden, of_matrix = of_chunk(hidden, targets, columns)
+        losses, grad_hidden, rows, of_matrix = of_chunk(hidden, targets, columns)
         of_target = weight * jnp.expm1(-losses)
-        grad_hidden += of_target[:, None] * matrix[targets]
+        grad_hidden += of_target[:, None] * rows
         return grad_matrix + of_matrix, (losses, of_target, grad_hidden.astype(dtype))
 
     inputs = jax.tree.map(functools.partial(_split, chunk=chunk), (hidden, targets, columns))
@@ -97,7 +98,8 @@ def _products(hidden, matrix, classes, weight):
     Returns:
       columns: hidden [T, D] by columns in FP8, of which each chunk is given its rows; None in bf16.
       factor: multiplies the sum over chunks of the matrix' gradients.
-      of_chunk: computes losses f32[c] of (hidden, targets, columns), and both gradients less what they owe to targets.
+      of_chunk: computes of (hidden, targets, columns) losses f32[c], the hidden states' gradient less what it owes to
+        targets, the targets' rows of the matrix, and the matrix' gradient, less that, too.
     """
 
     def of_chunk(hidden, targets, _):
@@ -105,7 +107,8 @@ def _products(hidden, matrix, classes, weight):
         of_odds = weight * jnp.exp(-losses)
         weighted = (of_odds[:, None] * hidden).astype(hidden.dtype)
         of_matrix = jnp.matmul(odds.T, weighted, preferred_element_type=jnp.float32)
-        return losses, of_odds[:, None] * jnp.matmul(odds, matrix, preferred_element_type=jnp.float32), of_matrix
+        of_hidden = of_odds[:, None] * jnp.matmul(odds, matrix, preferred_element_type=jnp.float32)
+        return losses, of_hidden, matrix[targets], of_matrix
 
     return None, 1, of_chunk
 
@@ -123,7 +126,8 @@ def _fp8_products(hidden, matrix, classes, weight):
         losses, odds = odds_of_logits(logits * (rows.scale * scaled.scale), targets, classes)
         probabilities = (odds * (_ONE * jnp.exp(-losses))[:, None]).astype(jnp.float8_e5m2)
         of_hidden = product(probabilities, down.T) * (scaled.scale * (weight / _ONE))
-        return losses, of_hidden, product(probabilities.T, columns)
+        rows_of_targets = scaled.values[targets].astype(jnp.float32) * scaled.scale
+        return losses, of_hidden, rows_of_targets, product(probabilities.T, columns)
 
     return columns.values, columns.scale * (weight / _ONE), of_chunk
 
