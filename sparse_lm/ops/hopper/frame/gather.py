@@ -50,14 +50,10 @@ def load_number(rows: ir.Value, block: Number, index: Number) -> Number:
     return emit.ptx(code, "=&r,l,r,r", [address, index, emit.i32(width)], emit.i32_type())
 
 
-def per_thread_layout(count: int) -> Any:
-    """Returns the layout of so many numbers of each thread's own."""
-    return plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE * count,), 1)
-
-
 def per_thread_type(count: int) -> plgpu.ShapeDtypeStruct:
     """Returns the type of so many numbers of each thread's own, int32[128 * count]."""
-    return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=per_thread_layout(count))
+    shape = (WARPGROUP_SIZE * count,)
+    return plgpu.ShapeDtypeStruct(shape, jnp.int32, layout=plgpu.Layout.WG_STRIDED(shape, 1))
 
 
 def per_thread(numbers: list[Number]) -> mgpu.FragmentedArray:
@@ -81,7 +77,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
     """
     (height, width), target_columns = source.shape, target.shape[1]
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), per_thread_layout(1), SCALAR))
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), per_thread_type(1).layout, SCALAR))
     def inline(_, source, target, row_numbers, column):
         (own_number,) = own_numbers(row_numbers)
         column = emit.scalar(column)

@@ -107,7 +107,7 @@ def start_gather(
     rows = metadata_stage.shape[0]
     k_tiles = values.shape[1] // KEPT
     types = plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES, plgpu.RefType()
-    offsets_types = gather.per_thread_layout(rows // 16), gather.per_thread_layout(rows // WARPGROUP_SIZE)
+    offsets_types = tuple(gather.per_thread_type(count).layout for count in (rows // 16, rows // WARPGROUP_SIZE))
 
     @plgpu.inline_mgpu(arg_types=(*types, offsets_types, SCALAR))
     def inline(_, values, metadata, values_stages, metadata_stage, offsets, number):

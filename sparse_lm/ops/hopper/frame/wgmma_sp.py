@@ -54,11 +54,6 @@ def step_columns(dtype: DTypeLike) -> int:
     return _DENSE_BYTES // jnp.dtype(dtype).itemsize
 
 
-def words_per_block(dtype: DTypeLike) -> int:
-    """Counts a lane's metadata words of a step, for each block of 64 rows."""
-    return step_columns(dtype) // 64
-
-
 def values_transforms(dtype: DTypeLike) -> tuple:
     """Returns the transforms of the sparse operand's values in shared memory."""
     return swizzled(dtype, _VALUES_BYTES)

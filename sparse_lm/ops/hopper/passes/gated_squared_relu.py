@@ -37,8 +37,7 @@ def gated_squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array) -> HiddenGradients:
     """See `sparse_lm.ops.gated_squared_relu_gradients`; refuses what `gated_squared_relu_24` does, dtypes that differ,
     and keys of another generator than JAX's default one."""
-    neurons = _check(h)
-    check_hidden_dtype(dy.dtype, h.dtype, y.dtype)
+    neurons = _check(h, dy.dtype, y.dtype)
     operands = pad_to_tiles(dy), pad_to_tiles(h), y.values, y.metadata, threefry_key(key)
     tokens = operands[0].shape[0]
 
@@ -81,9 +80,9 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
     )
 
 
-def _check(h: Array) -> int:
-    """Returns the neurons of H [T, 2 F], if a kernel here takes it."""
-    check_hidden_dtype(h.dtype)
+def _check(h: Array, *dtypes: jnp.dtype) -> int:
+    """Returns the neurons of H [T, 2 F], if a kernel here takes it with others of these dtypes."""
+    check_hidden_dtype(h.dtype, *dtypes)
     neurons = h.shape[1] // 2
     check_multiples({"F": (neurons, TILE)})
     return neurons

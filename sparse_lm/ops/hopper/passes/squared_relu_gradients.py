@@ -61,8 +61,6 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     def differentiate_tile(tile, dy_gmem, values_gmem, metadata_gmem, *rest):
         *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places = rest
         thread = tile.thread
-        if columns:
-            columns_gmem, block = optional_gmem[0], tile.row // (y.v // TILE)
 
         def neuron_at(tile_column):
             column = tile.column * TILE + tile_column
@@ -72,6 +70,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
             return emit.global_memory(columns_gmem).load(start)
 
         if columns:
+            columns_gmem, block = optional_gmem[0], tile.row // (y.v // TILE)
             _invert(neuron_at, tile, places, tile_neurons)
         _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
