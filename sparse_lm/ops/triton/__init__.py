@@ -2,8 +2,7 @@
 
 They ran on compute capability 9.0. For the others they are compiled by tests and have never run.
 
-The functions have the names and arguments of the public ops, less `implementation`, and refuse what
-they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
+Functions have the arguments that those of `hopper` have, and refuse what they cannot do likewise.
 
     products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
       frame        product, tiling, and the instruction in mma_sp

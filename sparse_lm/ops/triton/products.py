@@ -109,9 +109,8 @@ def scattered_matmul_24(
     It refuses dtypes that are no 16-bit floats, a `contiguous` or v that is no multiple of 64, a `contiguous` that does
     not divide `rows`, and a `config` whose tiles do not lie in one slice.
 
-    The rows come in slices of contiguous ones, and a tile of the result lies in one slice. So its sum runs over the
-    blocks that list the slice, wherever in their list it stands: a thread block reads from a table which blocks and
-    where. How many there are is known at run time only; the tiles with most to do start first.
+    A tile of the result lies in one slice, and its sum is over the blocks that list it, as in `hopper`. The tiles with
+    most to do start first.
     """
     check_multiples({"v": (v, TILE), "contiguous": (contiguous, TILE), "rows": (rows, contiguous)})
     tiling = config or largest_that_occupies(CANDIDATES["scattered_matmul_24"], rows, b.shape[1], block_m=contiguous)

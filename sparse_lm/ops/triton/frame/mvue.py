@@ -48,15 +48,10 @@ def _random_bits(key, other_key, index):
     x, y = key, index.to(tl.uint32, bitcast=True) + other_key
     for group in tl.static_range(5):
         for turn in tl.static_range(4):
-            x, y = _round(x, y, _ROTATIONS[group % 2][turn])
+            x = x + y
+            y = (y << _ROTATIONS[group % 2][turn] | y >> 32 - _ROTATIONS[group % 2][turn]) ^ x
         x, y = x + keys[(group + 1) % 3], y + (keys[(group + 2) % 3] + (group + 1))
     return x ^ y
-
-
-@triton.jit
-def _round(x, y, ROTATION: tl.constexpr):
-    x = x + y
-    return x, (y << ROTATION | y >> 32 - ROTATION) ^ x
 
 
 @gluon.jit
