@@ -6,7 +6,7 @@ import pytest
 
 from experiments.kernels import operands, passes, products
 from sparse_lm.ops import hopper
-from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.frame.compat import TRANSPOSES
 
 SMALL = dict(
     SHAPES_24=[(512, 512, 256)],
@@ -72,7 +72,7 @@ def test_the_loss_is_traced(timed):
 
 @pytest.mark.long
 def test_passes(timed):
-    cases = [case for name, table in passes.TABLES.items() if name != "e4m3" or TRANSPOSING_LOADS for case in table()]
+    cases = [case for name, table in passes.TABLES.items() if name != "e4m3" or TRANSPOSES for case in table()]
     for one in cases:
         assert passes.measure(one, hopper, bandwidth=1e12)["bytes"] > 0
     assert len(timed) == 2 * len(cases) > 40

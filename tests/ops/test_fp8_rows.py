@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import backends, fp8, hopper, reference
-from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.frame.compat import TRANSPOSES
 from sparse_lm.ops.hopper.passes import fp8_rows as kernels
 from sparse_lm.recipes.dense import Dense
 from tests.command_lines import run_python
@@ -53,7 +53,7 @@ def check_in_the_interpreter(kernel, tokens, columns, most, together):
         check(kernel, *operands(kernel, tokens, columns), energy_precision=1e-2)
 
 
-@pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
+@pytest.mark.skipif(not TRANSPOSES, reason="Mosaic loads no transposed tile yet")
 @pytest.mark.parametrize(
     "kernel, columns, most, together", list(zip(KERNELS, (1024, 512, 1024), (1024, 256, 512), (1, 1, 2), strict=True))
 )

@@ -10,7 +10,7 @@ import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import fp8, hopper, reference
-from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.frame.compat import TRANSPOSES
 from sparse_lm.ops.hopper.frame.tiling import Tiling
 from tests.ops import jitted
 from tests.ops.kernels import candidates, each_backend
@@ -273,7 +273,7 @@ BY_HOPPER = [
     ("multiple of 128", lambda: scattered(hopper, 128, 64, 256, 64)),
     ("more than 64 columns", lambda: scattered(hopper, 64, 64, 256, 128)),
 ]
-if TRANSPOSING_LOADS:  # else it is refused for the JAX that there is
+if TRANSPOSES:  # else it is refused for the JAX that there is
     BY_HOPPER += [
         ("takes bfloat16, not float32", lambda: hopper.fp8_rows(jnp.zeros((64, 256), WIDE))),
         ("T = 48 must be a multiple of 32", lambda: hopper.fp8_rows(jnp.zeros((48, 256), NARROW))),

@@ -15,7 +15,7 @@ from jax.experimental import topologies
 
 from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.frame.compat import TRANSPOSES
 from sparse_lm.ops.hopper.passes import add_norm
 from sparse_lm.ops.hopper.products import matmul_venom, sampled_matmul_24, sampled_rows_24, scattered_matmul_24
 from sparse_lm.ops.row_order import RowOrder
@@ -114,7 +114,7 @@ def _products():
 
 def _passes():
     key, bf16 = jax.eval_shape(lambda: jax.random.key(0)), dict(dtype=jnp.bfloat16)
-    for columns in (256, D, 3 * D, F, 18_432) if TRANSPOSING_LOADS else ():  # else Mosaic loads no transposed tile
+    for columns in (256, D, 3 * D, F, 18_432) if TRANSPOSES else ():  # else Mosaic loads no transposed tile
         product = fp8.Unscaled(_dense(T, columns), _dense(T, 1))
         yield "fp8_rows", hopper.fp8_rows, (product.values,), 0
         yield "fp8_squared_relu", hopper.fp8_squared_relu, (product,), 0
@@ -151,7 +151,7 @@ def test_no_kernel_is_left_out():
 @pytest.mark.parametrize("name", sanitize.CALLS)
 def test_every_kernel_lowers_at_ragged_shapes(name, monkeypatch):
     """Passes return the shapes and dtypes that the reference returns."""
-    if name.startswith("fp8") and not TRANSPOSING_LOADS:
+    if name.startswith("fp8") and not TRANSPOSES:
         pytest.skip("needs a newer JAX")
     kernel, operands = sanitize.CALLS[name]()
     lowered = _lower(kernel, *operands)

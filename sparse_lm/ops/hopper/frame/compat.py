@@ -11,11 +11,9 @@ from jax import Array
 # Registers of a wgmma accumulator, one float32 each. Public code has no name for this layout yet.
 ACCUMULATOR = plgpu.Layout._WGMMA_ACC_32BIT
 
-# Whether Mosaic stores the transpose of 16-bit registers with `stmatrix`; if not, element by element.
-TRANSPOSING_STORES = jax.__version_info__ >= (0, 11)
-
-# Whether Mosaic loads the transpose of a swizzled tile.
-TRANSPOSING_LOADS = jax.__version_info__ >= (0, 11)
+# Whether Mosaic loads the transpose of a swizzled tile, and stores that of 16-bit registers with `stmatrix`; if not,
+# element by element.
+TRANSPOSES = jax.__version_info__ >= (0, 11)
 
 _LOAD_ALL = () if jax.__version_info__ >= (0, 11) else ((),)  # indices that `plgpu.load` takes
 

@@ -19,13 +19,12 @@ from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.hopper.frame import emit, packed_24
 from sparse_lm.ops.hopper.frame.emit import WARP_SIZE, WARPGROUP_SIZE, Number
 
-_WARPS = WARPGROUP_SIZE // WARP_SIZE
 _STATS = len(HiddenStats._fields)
 
 
 def stats_type(blocks: int, warpgroups: int = 1) -> jax.ShapeDtypeStruct:
     """Returns the type of the array that `store_stats` fills."""
-    return jax.ShapeDtypeStruct((blocks, warpgroups * _WARPS, _STATS), jnp.float32)
+    return jax.ShapeDtypeStruct((blocks, warpgroups * WARPGROUP_SIZE // WARP_SIZE, _STATS), jnp.float32)
 
 
 def sum_stats(stats: Array) -> HiddenStats:

@@ -119,7 +119,7 @@ def _write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) 
     """Writes a warpgroup's registers, in layout WGMMA, to one slot of its staging; part of an `inline_mgpu`."""
     if transposed:
         ref = mgpu_utils.memref_transpose(ref, (1, 0, 3, 2))
-        if part.mlir_dtype == ir.F32Type.get() or not compat.TRANSPOSING_STORES:
+        if part.mlir_dtype == ir.F32Type.get() or not compat.TRANSPOSES:
             # Two neighbours in a row are no vector in a column: store single elements.
             part = part.to_layout(mgpu.fragmented_array.WGMMA_LAYOUT_ACC_32BIT)
     part.store_tiled(ref, swizzle=_SWIZZLE)

@@ -1,7 +1,4 @@
-"""Tilings of a product with a 2:4 operand, and a kernel's word on what to copy.
-
-The frame that runs it is persistent.py.
-"""
+"""Tilings of a product with a 2:4 operand, and a kernel's word on what to copy, as persistent.py runs them."""
 
 from __future__ import annotations
 

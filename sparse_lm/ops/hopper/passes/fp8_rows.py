@@ -81,7 +81,7 @@ def _call(
     dtypes, a T that is no multiple of 32, an N that cannot be divided among blocks, and old releases of JAX.
     """
     (tokens, columns), dtype = inputs[0].shape, inputs[0].dtype
-    if not compat.TRANSPOSING_LOADS:
+    if not compat.TRANSPOSES:
         raise NotImplementedError(f"needs JAX 0.11, not {jax.__version__}")
     if dtype != jnp.bfloat16:
         raise NotImplementedError(f"takes bfloat16, not {dtype}")

@@ -1,7 +1,6 @@
 """Computes the 2:4 form of Y = relu(H)^2 in one pass over memory.
 
 Numerics: Y is squared in float32, rounded once, and then selected from: bit for bit the reference.
-What selection saw is summed in float32 (hidden_stats.py).
 """
 
 from __future__ import annotations

@@ -43,10 +43,9 @@ CANDIDATES = tuple(_STAGES)  # tokens that share a gathered row, the most first
 def sampled_rows_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, out_dtype: DTypeLike | None = None, config: int | None = None
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order.
+    """See sampled_matmul_24.py; neurons may be in any order.
 
-    It refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64. `config` is the tokens of a tile,
-    which divide v: the most of `CANDIDATES` by default.
+    `config` is the tokens of a tile, which divide v: the most of `CANDIDATES` by default.
     """
     out_dtype = product_dtype(w, x, out_dtype)
     check_multiples({"v": (v, CANDIDATES[-1])})
