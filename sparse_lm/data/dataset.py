@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError
 
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.errors import DataError
-from sparse_lm.files import of_the_machine
 
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
@@ -41,7 +40,7 @@ class Windows:
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Reads the windows at `indices` [n] as int32 [n, seq_len + 1], much faster than one by one.
 
-        Raises DataError if a file is damaged, or cannot be read now.
+        Raises DataError if a file is damaged, or cannot be read.
         """
         try:
             records = self._source.__getitems__(indices.tolist())
@@ -105,7 +104,7 @@ class Data:
 def is_prepared(directory: Path) -> bool:
     """Returns True if `directory` holds windows of this library, of whatever version, and no other TFDS dataset.
 
-    Raises DataError if the machine cannot read it now.
+    Raises DataError if it cannot be read.
     """
     return bool(_read_metadata(directory))
 
@@ -119,7 +118,7 @@ def open_prepared(directory: Path) -> Data:
     """Opens what `builder.prepare` wrote.
 
     Raises:
-      DataError: the directory is not there, not complete, damaged, of another version's format, or cannot be read now.
+      DataError: the directory is not there, not complete, damaged, of another version's format, or cannot be read.
     """
     metadata = _read_metadata(directory)
     if not metadata:
@@ -170,27 +169,24 @@ def mix(name: str, parts: Sequence[Data], weights: Sequence[float]) -> Data:
 def _read_metadata(directory: Path) -> dict[str, Any]:
     """Reads how `directory` was prepared; an empty dict if it is not a prepared directory.
 
-    Raises DataError if the machine cannot read it now.
+    Raises DataError if it cannot be read.
     """
     try:
         metadata = json.loads((directory / "metadata.json").read_text())
         return metadata if metadata["format"].startswith(WINDOWS) else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        if of_the_machine(error):
-            raise DataError(f"{directory} cannot be read now: {error}") from error
+    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, AttributeError):
         return {}
+    except OSError as error:
+        raise DataError(f"{directory} cannot be read: {error}") from error
 
 
 def _open_windows(directory: Path, split: str) -> Windows:
     """Opens a split and reads the end of every file: a file that is cut off has no readable end."""
     try:
         builder = tfds.builder_from_directory(directory)
-        for path in builder.info.splits[split].filepaths:
-            open(path, "rb").close()  # ArrayRecord's error has no number
         source = builder.as_data_source(split)
         for end in itertools.accumulate(builder.info.splits[split].shard_lengths):
             source[end - 1]
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
-        what = "cannot be read now" if of_the_machine(error) else "is damaged"
-        raise DataError(f"{directory} {what}: {error}") from error
+        raise DataError(f"{directory} is damaged or cannot be read: {error}") from error
     return Windows(source, directory)

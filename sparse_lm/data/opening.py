@@ -17,7 +17,6 @@ from sparse_lm.data.corpus import python_library
 from sparse_lm.data.dataset import FORMAT, Data, is_prepared, mix, open_prepared
 from sparse_lm.data.workers import available_cores
 from sparse_lm.errors import ConfigError, DataError
-from sparse_lm.files import of_the_machine
 
 _log = logging.getLogger(__name__)
 
@@ -96,8 +95,6 @@ def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
     try:
         return open_prepared(directory)
     except DataError as error:
-        if of_the_machine(error):  # what is there may be whole
-            raise
         _log.info("preparing the source of Python's standard library (config.data.path is empty): %s", error)
     try:
         prepare(

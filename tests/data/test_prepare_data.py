@@ -38,7 +38,7 @@ def test_command_line(files, tmp_path):
         "--tokenizer=: must not be empty": [f"--files={named}", "--tokenizer=", f"--output={tmp_path}/none"],
         "must be a path, not a URL": [f"--files={named}", "--output=gs://bucket/data"],
         "--output=/proc/none: cannot be written": [f"--files={named}", "--output=/proc/none"],
-        "exists and is not prepared data": [f"--files={named}", f"--output={tmp_path}/loop"],
+        "/loop cannot be read: [Errno 40] Too many levels": [f"--files={named}", f"--output={tmp_path}/loop"],
         "must be a path in UTF-8": [f"--files={named}", f"--output={named}"],
     }
     good = [both, [f"--files={named}"]]
