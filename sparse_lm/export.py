@@ -58,8 +58,7 @@ def export(
     """
     config = load_config(workdir)
     check_has_architecture(config.model)
-    tokenizer_file = Path(workdir, "tokenizer.json")
-    load_tokenizer(tokenizer_file)
+    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     restored, step = restore_for_dense(workdir, config, checkpoint)
 
     params = jax.device_get(restored)
@@ -70,8 +69,8 @@ def export(
     card = model_card(config, step, parameters, next(iter(losses), None))
     with _new_directory(Path(output)) as directory:
         write_hf_directory(
-            directory, model=config.model, params=params, seq_len=config.seq_len, tokenizer_file=tokenizer_file,
-            card=card, shard_bytes=shard_bytes,
+            directory, model=config.model, params=params, seq_len=config.seq_len, tokenizer=tokenizer, card=card,
+            shard_bytes=shard_bytes,
         )  # fmt: skip
     _log.info("step %d of %s is now in %s", step, workdir, output)
 

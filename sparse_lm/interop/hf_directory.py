@@ -21,7 +21,7 @@ def write_hf_directory(
     params: Params,
     *,
     seq_len: int,
-    tokenizer_file: Path,
+    tokenizer: Tokenizer,
     card: str,
     shard_bytes: int,
 ) -> None:
@@ -31,7 +31,6 @@ def write_hf_directory(
     weights in a file, unless one tensor is larger.
     """
     write_shards(directory, hf_tensors(params, model), shard_bytes)
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     end = end_of_text(tokenizer)
     hf_config = to_hf_config(model, seq_len=seq_len, end_of_text=end)
     if tokenizer.num_special_tokens_to_add(is_pair=False):

@@ -4,8 +4,9 @@ import jax
 import numpy as np
 
 from sparse_lm.config import ModelConfig
-from sparse_lm.data.tokenizer import train_tokenizer
+from sparse_lm.data.tokenizer import load_tokenizer, train_tokenizer
 from sparse_lm.interop.hf_directory import write_hf_directory
+from sparse_lm.interop.hf_weights import empty_params
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.workdir import save_config
@@ -38,8 +39,7 @@ MIXTURES = {
 def random_params(model, seed=0):
     """The shapes of `llama.init`, every entry random and none of the norms one."""
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda key: llama.init(model, key)[1], jax.random.key(0))
-    params = jax.tree.map(lambda p: rng.normal(size=p.shape, scale=0.3).astype(np.float32), shapes)
+    params = jax.tree.map(lambda p: rng.normal(size=p.shape, scale=0.3).astype(np.float32), empty_params(model))
     return jax.tree.map_with_path(lambda path, p: p if llama.is_matrix(path) else p + 1, params)
 
 
@@ -48,8 +48,8 @@ def write_model(directory, model, params, tokenizer_file=None, shard_bytes=10**9
     directory.mkdir()
     if tokenizer_file is None:
         save_tokenizer(tokenizer_file := directory.parent / "tokenizer.json")
-    options = dict(seq_len=64, tokenizer_file=tokenizer_file, card="# card", shard_bytes=shard_bytes)
-    write_hf_directory(directory, model, params, **options)
+    options = dict(tokenizer=load_tokenizer(tokenizer_file), card="# card", shard_bytes=shard_bytes)
+    write_hf_directory(directory, model, params, seq_len=64, **options)
     return directory
 
 
