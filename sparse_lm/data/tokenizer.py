@@ -47,13 +47,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises:
       DataError: there is no such file, it is not a tokenizer, or it has no end-of-text token.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"no tokenizer file {path}")
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:  # the library raises nothing narrower
         raise DataError(f"{path} is not a tokenizer.json: {error}") from error
     end_of_text(tokenizer)

@@ -154,7 +154,7 @@ def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, toke
     for refused, message in (
         (changed(config, "model", vocab_size=256), r"model\.vocab_size = 256: must be at least 257"),
         (changed(named, "model", vocab_size=size - 1), rf"model\.vocab_size = {size - 1}: must be at least {size}"),
-        (changed(config, "data", tokenizer="no.json"), r"data\.tokenizer = 'no\.json': no tokenizer file"),
+        (changed(config, "data", tokenizer="no.json"), r"data\.tokenizer = 'no\.json': cannot read no\.json: No such"),
         (changed(config, "data", cache_dir=str(tmp_path / "file")), r"data\.cache_dir = '.*/file': must be writable"),
         (dataclasses.replace(prepared, seq_len=64), rf"seq_len = 64: must be {SEQ_LEN}, with which"),
         (changed(prepared, "model", vocab_size=300), r"model\.vocab_size = 300: must be at least"),
