@@ -96,25 +96,13 @@ def write_dclm(path, documents: list[str]) -> None:
     path.write_bytes(b"".join(zstd.compress(json_lines(part).encode()) for part in (rows[:half], rows[half:])))
 
 
-class Foreign(tfds.core.GeneratorBasedBuilder):
-    """A dataset as some other program may have left it."""
+class Foreign(tfds.dataset_builders.AdhocBuilder):
+    """A dataset as some other program may have left it, written without TensorFlow."""
 
-    VERSION = tfds.core.Version("1.2.3")
     url_infos = {}  # noqa: RUF012
 
-    def __init__(self, *, feature=None, splits=None, **kwargs):
-        self.feature, self.examples = feature or {}, splits or {}
-        super().__init__(file_format="array_record", **kwargs)
-
-    def _info(self):
-        features = tfds.features.FeaturesDict(self.feature)
-        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
-
     def _split_generators(self, dl_manager):
-        return {name: self._generate_examples(rows) for name, rows in self.examples.items()}
-
-    def _generate_examples(self, rows):
-        yield from enumerate(rows)
+        return {name: enumerate(rows) for name, rows in self._split_datasets.items()}
 
 
 def damage_records(shard: Path, end: int = 3000) -> None:
@@ -128,7 +116,9 @@ def damage_records(shard: Path, end: int = 3000) -> None:
 def write_tfds(folder, feature: dict, shards: int = 1, **splits: list[dict]) -> Path:
     """A dataset as TFDS writes it, in a directory below `folder`; the records of each split by name."""
     config = tfds.download.DownloadConfig(num_shards=shards)
-    builder = Foreign(feature=feature, splits=splits, data_dir=folder)
+    options = dict(data_dir=folder, file_format="array_record", disable_shuffling=True)
+    features = tfds.features.FeaturesDict(feature)
+    builder = Foreign(name="foreign", version="1.2.3", features=features, split_datasets=splits, **options)
     builder.download_and_prepare(download_config=config)
     return Path(builder.data_dir)
 
