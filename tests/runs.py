@@ -22,13 +22,6 @@ def small_config(corpus, recipe="slices", **changes):
     return small.config(recipe, **changes)
 
 
-def trained(corpus, workdir, recipe, **changes):
-    """Trains a small run to its end, and returns its workdir and its configuration."""
-    config = small_config(corpus, recipe, **changes)
-    assert loop.train(config, str(workdir))
-    return workdir, config
-
-
 def lines(workdir):
     """The whole lines of a run's metrics, which may be being written."""
     path = pathlib.Path(workdir, "metrics.jsonl")

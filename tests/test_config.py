@@ -25,7 +25,8 @@ def test_the_default_parses_and_a_configuration_that_names_no_recipe_gets_slices
     assert config_lib.parse(config_lib.default()) == Config()
     config_lib.parse(sparse(seed=2**32 - 1, steps=2**31 - 1, **{"model.vocab_size": 2**31}))  # the largest ones
     assert config_lib.parse(sparse()).sparsity.recipe == Slices()
-    assert config_lib.parse(sparse(**{"sparsity.recipe": "dense", "model.ffn_dim": 101})).model.ffn_dim == 101
+    dense = config_lib.parse(sparse(**{"sparsity.recipe": "dense", "model.ffn_dim": 101}))
+    assert dense.model.ffn_dim == 101 and dense.phase(150) == "dense"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -119,10 +120,3 @@ def test_unknown_key_is_refused_with_the_nearest_one(group, key, words):
 def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
     experts = 0 if "squared_relu" in recipe.computes else 4
     assert config_lib.parse(sparse(**{"sparsity.recipe": name, "model.experts": experts})).sparsity.recipe == recipe()
-
-
-def test_steps_decide_the_phase_but_of_the_dense_recipe():
-    config = config_lib.parse(sparse())
-    phases = [config.phase(step) for step in (0, 99, 100, 499, 500, 999)]
-    assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense"]
-    assert config_lib.parse(sparse(**{"sparsity.recipe": "dense"})).phase(150) == "dense"

@@ -7,16 +7,19 @@ import pytest
 from sparse_lm import evaluate, export
 from sparse_lm.errors import WorkdirError
 from sparse_lm.model import llama
+from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.telemetry.metrics import read_metrics
 from tests.model.test_decode import by_pieces
-from tests.runs import trained
+from tests.runs import small_config
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus):
     staying = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
-    return trained(corpus, tmp_path_factory.mktemp("staying"), "slices", **staying)
+    config, workdir = small_config(corpus, "slices", **staying), tmp_path_factory.mktemp("staying")
+    assert loop.train(config, str(workdir))
+    return workdir, config
 
 
 @pytest.mark.long

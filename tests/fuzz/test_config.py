@@ -66,6 +66,6 @@ def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, ch
     phase = config.sparsity.phase
     assert 0 <= phase.start <= phase.stop <= config.steps
     if phase:
-        steps = (phase.start, phase.stop - 1, phase.stop)
-        assert [config.phase(step) for step in steps] == ["sparse", "sparse", "dense"]
+        steps = (phase.start - 1, phase.start, phase.stop - 1, phase.stop)
+        assert [config.phase(step) for step in steps] == ["dense", "sparse", "sparse", "dense"]
     assert config.tokens_per_part * config.parts == config.tokens_per_step
