@@ -40,8 +40,6 @@ class TfdsCorpus:
                         raise ValueError(f"a record without {FEATURE}")
                     if document:
                         yield document.decode("utf-8", "replace")
-            except DataError:
-                raise
             except Exception as error:  # what damage leads to, in the words of several libraries
                 raise DataError(f"cannot read {path}: {error}") from error
 
@@ -95,10 +93,10 @@ def _tfrecords(path: Path, count: int) -> Iterator[bytes]:
             length = int.from_bytes(file.read(12)[:8], "little")
             left -= 12 + length + 4
             if left < 0:
-                raise DataError(f"{path} is cut off or damaged: {number} of its {count} records are whole")
+                raise ValueError(f"it is cut off or damaged: {number} of its {count} records are whole")
             yield file.read(length + 4)[:-4]
     if left:
-        raise DataError(f"{path} is damaged: {left} bytes follow the {count} records that {INFO_FILE} tells of")
+        raise ValueError(f"it is damaged: {left} bytes follow the {count} records that {INFO_FILE} tells of")
 
 
 _READERS = {"tfrecord": _tfrecords, "array_record": _array_records}

@@ -114,7 +114,7 @@ def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path)
     damaged[whole * 2] = f"is damaged: {len(whole)} bytes follow"
     for content, message in damaged.items():
         shard.write_bytes(content)
-        with pytest.raises(DataError, match=rf"{shard.name} {message}"):
+        with pytest.raises(DataError, match=rf"{shard.name}: it {message}"):
             list(train)
 
 
