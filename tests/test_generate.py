@@ -47,7 +47,6 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
     mistakes = {
         "--temperature=nan": "flag --temperature=nan: must be finite",
         "--max_new_tokens=536870913": "536870913 is not an integer in the range [0, 536870912]",
-        "--checkpoint=newest": "must be latest, best or a step",
         os.fsdecode(b"--prompt=caf\xe9"): "must be UTF-8",
     }
     flags = [f"--workdir={workdir}", "--prompt=def main(", *(f"--{name}={value}" for name, value in OPTIONS.items())]
