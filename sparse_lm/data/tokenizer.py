@@ -76,6 +76,8 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     """Hashes everything that decides how it tokenises; what adds special tokens does not, as none is added."""
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.post_processor = None
+    plain.no_truncation()
+    plain.no_padding()
     return hashlib.sha256(plain.to_str().encode()).hexdigest()
 
 

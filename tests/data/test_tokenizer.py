@@ -38,9 +38,9 @@ def test_truncation_padding_and_what_adds_tokens_in_a_tokenizer_file_are_ignored
     limited.enable_truncation(4)
     limited.enable_padding(length=500)
     limited.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    assert tokenizer_lib.fingerprint(limited) == tokenizer_lib.fingerprint(TOKENIZER)
     limited.save(str(tmp_path / "limited.json"))
     loaded = tokenizer_lib.load_tokenizer(tmp_path / "limited.json")
-    assert tokenizer_lib.fingerprint(loaded) == tokenizer_lib.fingerprint(TOKENIZER)
     assert [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, loaded)] == expected
     assert [loaded.encode(text, add_special_tokens=False).ids for text in documents] == expected
 
