@@ -33,7 +33,7 @@ from sparse_lm.training.loop import train
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import open_run_data
 from sparse_lm.training.telemetry.wandb_run import check_installed
-from sparse_lm.training.workdir import load_config
+from sparse_lm.training.workdir import has_begun, load_config
 
 PROMPT_TOKENS, SAMPLE_TOKENS = 32, 200
 
@@ -43,25 +43,28 @@ def main() -> None:
     if not options.workdir and config_flag.run_name() is None:
         sys.exit("--workdir: must be given to repeat a run")
     workdir = options.workdir or str(Path("runs", config_flag.run_name()))
-    config = parse(options.config)
-    profiled = _profiled(config.steps)
-    request_memory()
-    if options.wandb:
-        check_installed()
-    processes.join()
-    processes.check(config)
-    keep_programs(workdir)
-    speaks = processes.is_leader() and not options.quiet
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
-        finished = train(config, workdir, profiled, options.wandb)
-        whole = jax.process_count() == 1 and config.mesh.data == config.mesh.devices  # one device holds the model
-        if finished and whole and speaks:
-            data = open_run_data(workdir, load_config(workdir))
-            given = min(PROMPT_TOKENS, data.seq_len // 2)
-            prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:given].tolist())
-            room = data.seq_len - given  # in what the model was trained on
-            [text] = continue_texts(workdir, [prompt], max_new_tokens=min(SAMPLE_TOKENS, room), temperature=0.7)
-            print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
+    try:
+        config = parse(options.config)
+        profiled = _profiled(config.steps)
+        request_memory()
+        if options.wandb:
+            check_installed()
+        processes.join()
+        processes.check(config)
+        keep_programs(workdir)
+        speaks = processes.is_leader() and not options.quiet
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
+            finished = train(config, workdir, profiled, options.wandb)
+            whole = jax.process_count() == 1 and config.mesh.data == config.mesh.devices  # one device holds the model
+            if finished and whole and speaks:
+                data = open_run_data(workdir, load_config(workdir))
+                given = min(PROMPT_TOKENS, data.seq_len // 2)
+                prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:given].tolist())
+                room = data.seq_len - given  # in what the model was trained on
+                [text] = continue_texts(workdir, [prompt], max_new_tokens=min(SAMPLE_TOKENS, room), temperature=0.7)
+                print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
+    except KeyboardInterrupt:  # while data is prepared, say
+        sys.exit(f"interrupted{'; the same command goes on' if has_begun(workdir) else ' before training began'}")
 
 
 def _profiled(steps: int) -> range:

@@ -253,5 +253,5 @@ def test_sigint_while_data_is_prepared_is_one_line(corpus, tmp_path):
     )
     _, _, _, *arguments = command(corpus, tmp_path / "run")
     result = run([sys.executable, "-c", code, *arguments])
-    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "interrupted")
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "interrupted before training began")
     assert "Traceback" not in result.stderr
