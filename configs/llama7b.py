@@ -14,7 +14,8 @@ in experiments/results:
 | `--config.mesh.fsdp=4 --config.batch_size=16` | 1304 | 829 | 71, 60 | step_llama7b_fsdp_4_h200.json |
 
 The first has `--config.model.layers=4 --config.model.vocab_size=32000 --config.batch_size=8`. Result of the run: not
-measured yet. Its rate is dense's best of three over the first 6 M tokens (rates_llama7b_h200.json).
+measured yet. Its rate is dense's best of three over the first 6 M tokens (rates_llama7b_h200.json);
+longer runs may want a lower one.
 """
 
 from configs import llama1b

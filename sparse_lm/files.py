@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import logging
@@ -15,9 +14,6 @@ from typing import Any, TextIO
 from sparse_lm.errors import OutputError, WorkdirError
 
 _log = logging.getLogger(__name__)
-
-# What is wrong with the machine, or with who asks, rather than with a file.
-_MACHINE_ERRNOS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 
 
 @contextlib.contextmanager
@@ -51,15 +47,6 @@ def write_json(path: Path, value: Any) -> None:
     """Writes a value, which must have no NaN or infinity, as JSON: all of it or nothing."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def of_the_machine(error: BaseException | None) -> bool:
-    """Returns True if an error, or one that led to it, says that the machine cannot read now, whatever is on disk."""
-    while error:
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def try_lock(file: TextIO) -> bool:

@@ -19,7 +19,7 @@ from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.errors import DataError
 
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
-FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
+FORMAT = f"{WINDOWS} 2"  # changes whenever what was prepared before would be read wrongly, or differently
 TOKENIZER_FILE = "tokenizer.json"
 _KEYS = "corpus_sha256", "tokenizer_sha256", "vocab_size", "end_of_text", "seq_len", "splits"  # of metadata.json
 _FILES = re.compile(r".*\.array_record-.*|(dataset_info|features|metadata|tokenizer)\.json|\..*")  # or a hidden one

@@ -45,7 +45,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     It encodes whole texts: files published with a model may cut them at its context length, or pad them.
 
     Raises:
-      DataError: there is no such file, it is not a tokenizer, or it has no end-of-text token.
+      DataError: the file cannot be read, is not a tokenizer, or has no end-of-text token.
     """
     try:
         tokenizer = Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))

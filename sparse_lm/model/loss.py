@@ -11,8 +11,8 @@ whose tiles have 256 classes, to which a large vocabulary is padded. XLA compute
 
 Numerics: products take operands in the dtype of `hidden` and sum in float32; odds are computed in float32 and
 rounded to that dtype; the gradient of the unembedding is summed over chunks in float32. What gradients owe to the
-targets themselves is no part of the products, and in float32: where a model is sure, it is what is left. Of the
-unembedding it has the rows that the products read, rounded as they are, so that the error of a row cancels. Odds are at
+targets themselves is no part of the products, and in float32: where a model is sure, it is what is left. That
+part reads the unembedding's rows rounded as the products read them, so that a row's error cancels. Odds are at
 most exp(60). A token's loss of over 60 nats is therefore told as less, and its gradient is spread evenly over all
 classes that far ahead of the target; `token_losses` knows no such limit.
 

@@ -77,7 +77,7 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, tmp_path
     np.testing.assert_array_equal(examples.targets_of(first.train)[: len(stream)], stream)
 
 
-@pytest.mark.parametrize("damage", ["cut shard", "other tokenizer", "no metadata"])
+@pytest.mark.parametrize("damage", ["cut shard", "other tokenizer", "no metadata", "a loop of links"])
 def test_a_damaged_cache_is_rebuilt(config, damage, caplog):
     caplog.set_level("INFO")
     data = open_data(config)
@@ -88,8 +88,11 @@ def test_a_damaged_cache_is_rebuilt(config, damage, caplog):
         os.truncate(shard, shard.stat().st_size // 2)
     elif damage == "other tokenizer":
         TOKENIZER.save(str(data.tokenizer_path))
-    else:
+    elif damage == "no metadata":
         (data.directory / "metadata.json").write_text("{")
+    else:
+        (metadata := data.directory / "metadata.json").unlink()
+        metadata.symlink_to(metadata)
     np.testing.assert_array_equal(all_windows(open_data(config).train), expected)
     assert data.tokenizer_path.read_bytes() == tokenizer
 

@@ -9,6 +9,7 @@ A parameter of all layers, or an array of the recipe's state, has a checksum for
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -23,7 +24,6 @@ import jax
 import tensorstore
 
 from sparse_lm.errors import WorkdirError
-from sparse_lm.files import of_the_machine
 from sparse_lm.training.checkpoints.checksums import checksums
 from sparse_lm.training.mesh import processes
 
@@ -33,7 +33,8 @@ MANIFEST, MANIFEST_FILE = "manifest", "manifest.json"
 
 _READ_TOGETHER = 4  # arrays, which the host's memory then holds
 _CACHE_BYTES = 2**32  # of what is decoded, so that a chunk is decoded once and not for every device
-# What is wrong with the machine, or with who asks, rather than with a checkpoint, as TensorStore says it.
+# What is wrong with the machine, or with who asks, rather than with a checkpoint; then as TensorStore says it.
+_MACHINE_ERRNOS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 _MACHINE_STATUSES = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 ArrayPath = tuple[str, ...]
@@ -173,7 +174,7 @@ class SavedCheckpoint:
         except Exception as error:
             if not self._directory.exists():
                 raise self._unreadable("it was deleted while it was read") from error
-            if of_the_machine(error) or str(error).startswith(_MACHINE_STATUSES):
+            if _of_the_machine(error) or str(error).startswith(_MACHINE_STATUSES):
                 raise self._unreadable(first_line(error)) from error
             raise self._damaged(first_line(error)) from error
 
@@ -212,3 +213,12 @@ def _describe(arrays: Mapping[ArrayPath, Any]) -> dict[str, dict[str, Any]]:
 def _digest(content: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in content.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _of_the_machine(error: BaseException | None) -> bool:
+    """Returns True if an error, or one that led to it, says that the machine cannot read now, whatever is on disk."""
+    while error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

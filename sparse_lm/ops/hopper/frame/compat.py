@@ -11,8 +11,8 @@ from jax import Array
 # Registers of a wgmma accumulator, one float32 each. Public code has no name for this layout yet.
 ACCUMULATOR = plgpu.Layout._WGMMA_ACC_32BIT
 
-# Whether Mosaic loads the transpose of a swizzled tile, and stores that of 16-bit registers with `stmatrix`; if not,
-# element by element.
+# Whether Mosaic loads the transpose of a swizzled tile, and stores that of 16-bit registers with `stmatrix`. If not, it
+# stores element by element, and loads none.
 TRANSPOSES = jax.__version_info__ >= (0, 11)
 
 _LOAD_ALL = () if jax.__version_info__ >= (0, 11) else ((),)  # indices that `plgpu.load` takes

@@ -72,7 +72,7 @@ def multiply(
     own_m, own_n = tiling.consumer_tile
     blocks = own_m // wgmma_sp.ROWS
     step = wgmma_sp.step_columns(dtype)
-    words = step // wgmma_sp.STEP  # of a lane's metadata, for each block of 64 rows
+    words = step // wgmma_sp.STEP  # of a lane's metadata in a step, for each block of 64 rows
     sizes = blocks, own_n, words
     b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
     # Those of a thread of the producer, and of a consumer, together a multiprocessor's 65,536.

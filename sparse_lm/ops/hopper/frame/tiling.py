@@ -1,4 +1,4 @@
-"""Tilings of a product with a 2:4 operand, and a kernel's word on what to copy, as persistent.py runs them."""
+"""Defines tilings of a product with a 2:4 operand, and what a kernel tells persistent.py to copy."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def sampled_rows_24(
 ) -> Array:
     """See sampled_matmul_24.py; neurons may be in any order.
 
-    `config` is the tokens of a tile, which divide v: the most of `CANDIDATES` by default.
+    It refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64. `config` is the tokens of a tile,
+    which divide v: the most of `CANDIDATES` by default.
     """
     out_dtype = product_dtype(w, x, out_dtype)
     check_multiples({"v": (v, CANDIDATES[-1])})
