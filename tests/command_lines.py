@@ -67,6 +67,7 @@ def run_modules(command_lines: Sequence, directory: Path, first: str, cwd: Path 
     results = []
     for number, (given, code) in enumerate(zip(command_lines, json.loads(done.stdout), strict=True)):
         stdout, stderr = ((directory / f"{number}.{stream}").read_bytes().decode() for stream in (1, 2))
+        assert code >= 0, f"{given} died of signal {-code}: {stderr}"
         results.append(subprocess.CompletedProcess(given, code, stdout, stderr))
     return results
 

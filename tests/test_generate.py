@@ -57,6 +57,7 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
     good, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
     options = dict(checkpoint="best", seed=3_000_000_000, **OPTIONS)
     expected = generate.continue_texts(workdir, ["def main(", "class "], **options)
+    assert good.returncode == 0, good.stderr
     assert good.stdout == "\n".join(expected) + "\n"
     for message, run in zip(mistakes.values(), bad, strict=True):
         assert_refused(run, message)
