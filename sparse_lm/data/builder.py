@@ -134,7 +134,7 @@ def prepare(
 def _tokenise(path: Path, corpus: Corpus, json_text: str) -> dict[str, int]:
     """Writes documents as tokens, an end of text behind each, and counts documents, tokens and bytes of text."""
     tokenizer, lengths = _load(json_text)
-    dtype, end_of_text = np.min_scalar_type(len(lengths) - 1), tokenizer_lib.end_of_text(tokenizer)
+    dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
     documents, count, size = 0, 0, 0
     with open(path, "wb") as file:
         for tokens in tokenizer_lib.tokenize(corpus, tokenizer):

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
+from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.workers import Workers
 
 SHARD_BYTES = 256 * 2**20
@@ -30,7 +31,7 @@ def write(files: dict[str, Path], folder: Path, metadata: dict[str, Any], worker
 
     `seq_len` and `vocab_size` are among the metadata.
     """
-    seq_len, dtype = metadata["seq_len"], np.min_scalar_type(metadata["vocab_size"] - 1)
+    seq_len, dtype = metadata["seq_len"], tokenizer_lib.token_dtype(metadata["vocab_size"])
     features = window_features(seq_len, dtype)
     template = tfds.core.ShardedFileTemplate(folder, SHARD_TEMPLATE)
     record_bytes = len(features.serialize_example({"tokens": np.zeros(seq_len + 1, dtype)}))

@@ -64,6 +64,11 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the smallest unsigned type that holds every id: uint16 or uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
 def end_of_text(tokenizer: Tokenizer) -> int:
     """Returns the id that follows every document; raises DataError if no token has one of the usual names."""
     for name in END_OF_TEXT_NAMES:
@@ -100,14 +105,14 @@ def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def tokenize(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yields the token ids of each document, 1-D in the smallest type that holds every id, without special tokens.
+    """Yields the token ids of each document, 1-D in `token_dtype`, without special tokens.
 
     Text that spells a special token is text like any other.
     """
     # A copy: this setting is for corpora, not for whoever else holds the tokenizer.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.encode_special_tokens = True
-    dtype = np.min_scalar_type(vocabulary_size(tokenizer) - 1)
+    dtype = token_dtype(vocabulary_size(tokenizer))
     for batch in _batches(documents):
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             yield np.array(encoding.ids, dtype)

@@ -1,5 +1,6 @@
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
@@ -63,3 +64,8 @@ def test_bytes_of_a_sentencepiece_vocabulary():
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.add_tokens(["<é>"])  # which is text
     assert tokenizer_lib.bytes_per_token(tokenizer).tolist() == [0, 1, 4, 2, 4]
+
+
+@pytest.mark.parametrize(("entries", "dtype"), [(257, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
+def test_the_dtype_is_the_smallest_that_holds_every_id(entries, dtype):
+    assert tokenizer_lib.token_dtype(entries) == dtype

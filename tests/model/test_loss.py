@@ -145,7 +145,7 @@ def test_fp8_sees_probabilities_of_a_millionth():
 
 
 def test_fp8_pulls_nothing_where_all_classes_have_one_row():
-    """What e4m3 rounds of a row cancels: 128 classes have probabilities of 1 / 128, which e5m2 has."""
+    """Cancels what e4m3 rounds of a row; 128 classes have probabilities of 1 / 128, which e5m2 has."""
     hidden, unembedding, targets = inputs(16, seed=9, vocabulary=1)
     _, (of_hidden, _) = in_fp8(hidden, jnp.tile(unembedding, (128, 1)), targets + jnp.arange(16), 16)
     np.testing.assert_allclose(of_hidden, 0, atol=1e-6)
