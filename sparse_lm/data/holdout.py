@@ -90,12 +90,7 @@ def sum_up(parts: Iterable[tuple[bytes, np.ndarray, int]]) -> Survey:
     return Survey(size, largest, list(lowest.items()), total.hexdigest(), documents, replaced)
 
 
-def survey_corpus(corpus: Corpus) -> Survey:
-    """Reads a corpus once and sums it up."""
-    return sum_up([survey_documents(corpus)])
-
-
-def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> tuple[Selection, Selection, Survey]:
+def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey]) -> tuple[Selection, Selection, Survey]:
     """Holds out about 2% of the documents, and of the text.
 
     Larger documents than a twentieth of the text are cut first, at line ends, into pieces of about 2% of it. Few

@@ -12,6 +12,7 @@ import tensorflow_datasets as tfds
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from sparse_lm.data.dataset import Windows
+from sparse_lm.data.holdout import Selection, Survey, hold_out, sum_up, survey_documents
 from sparse_lm.data.readers import zstd
 from sparse_lm.data.tokenizer import END_OF_TEXT, train_tokenizer
 
@@ -30,6 +31,11 @@ class Documents(tuple):
 
     def parts(self) -> list["Documents"]:
         return [self]
+
+
+def held_out(corpus: Iterable[str]) -> tuple[Selection, Selection, Survey]:
+    """What `hold_out` makes of a corpus that is read in one piece."""
+    return hold_out(corpus, lambda read: sum_up([survey_documents(read)]))
 
 
 def make_tokenizer(vocab_size: int = 400) -> Tokenizer:

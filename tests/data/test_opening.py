@@ -8,7 +8,6 @@ import pytest
 from sparse_lm.config import Config, DataConfig, ModelConfig
 from sparse_lm.data import builder, corpus, dataset, opening, packing
 from sparse_lm.data.corpus import TextFiles
-from sparse_lm.data.holdout import hold_out
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, train_tokenizer
@@ -70,7 +69,7 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, tmp_path
     assert [data.seq_len for data in opened] == [32, 32, 16, 32, 32]
     assert first.vocab_size <= 500 and others[0].vocab_size <= 300
     assert others[2].vocab_size == TOKENIZER.get_vocab_size()
-    train, _, found = hold_out(DOCUMENTS)
+    train, _, found = examples.held_out(DOCUMENTS)
     assert first.info["corpus_sha256"] == found.sha256
     assert first.info["tokenizer_sha256"] == fingerprint(train_tokenizer(train, 500))  # of what is held out it saw none
     stream = examples.stream_of(list(train), TOKENIZER.from_file(str(first.tokenizer_path)))
