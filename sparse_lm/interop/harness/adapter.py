@@ -91,9 +91,6 @@ class HarnessModel(TemplateLM):
             )
         temperature = kwargs.get("temperature", 0.0) if kwargs["do_sample"] else 0.0
         top_p = kwargs.get("top_p", 1.0)
-        if not temperature >= 0 or not 0 < top_p <= 1:
-            allowed = "must be 0 or more and in (0, 1]"
-            raise HarnessError(f"{task}: temperature = {temperature} and top_p = {top_p} {allowed}")
         prompts = [self.tok_encode(request.args[0]) or [self.prefix_token_id] for request in requests]
         room = seq_len - new
         self._log_truncated(sum(len(prompt) > room for prompt in prompts))
