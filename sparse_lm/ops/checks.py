@@ -57,7 +57,7 @@ def check_float(name: str, dtype: DTypeLike | None) -> None:
 
 def check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_shape: tuple[int, ...]) -> None:
     """Requires the shapes of two matrices that can be multiplied and are not empty."""
-    if len(right_shape) != 2 or left_shape[1] != right_shape[0]:
+    if left_shape[1] != right_shape[0]:
         raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} cannot be multiplied")
     if 0 in (*left_shape, *right_shape):
         raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} must not be empty")

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_array, check_contraction, check_float, check_format, check_ids, check_matrix
+from sparse_lm.ops.checks import check_contraction, check_float, check_format, check_ids, check_matrix
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.row_order import RowOrder
 
@@ -172,9 +172,8 @@ def _check_operands(
 ) -> None:
     """Requires a matrix in a format, a dense one of floats that it can be multiplied with, and a dtype of floats."""
     check_format(left, a, format)
-    check_array(right, b)
-    check_contraction(left, a.shape, *((f"{right}^T", b.shape[::-1]) if transposed else (right, b.shape)))
     check_matrix(right, b)
+    check_contraction(left, a.shape, *((f"{right}^T", b.shape[::-1]) if transposed else (right, b.shape)))
     check_float("out_dtype", out_dtype)
 
 

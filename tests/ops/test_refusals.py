@@ -95,7 +95,7 @@ PRODUCTS = [  # with an operand [16, n], or transposed [n, 16]
 def test_operands_that_do_not_fit(left, right, product):
     shapes = f"{left} [8, 16] and {right}"
     refuses(re.escape(f"{shapes} [11, 8] cannot be multiplied"), lambda: product(jnp.ones((11, 8))))
-    refuses(re.escape(f"{shapes} [16, 0] must not be empty"), lambda: product(jnp.ones((16, 0))))
+    refuses(f"{right.removesuffix('^T')} must be .*, not empty; got", lambda: product(jnp.ones((16, 0))))
     refuses("must be a matrix of floats", lambda: product(jnp.ones((16, 8), jnp.int32)))
 
 
