@@ -50,12 +50,9 @@ def prepare(
     it, which only a kill leaves behind.
 
     Args:
-      directory: the result.
-      corpus: documents to train on, and to hold some out of unless `heldout` is given.
+      corpus: documents to train on, and to hold some out of unless `heldout`, documents to evaluate on, is given.
       seq_len: targets of a window.
-      heldout: documents to evaluate on.
       tokenizer: None to train one with `vocab_size` entries on the training documents.
-      vocab_size: entries of a tokenizer to be trained.
       processes: to use at most; the result does not depend on it.
 
     Raises:

@@ -124,7 +124,6 @@ class Llama(nnx.Module):
           weights: the forms, in the computation's dtype, that `prepare_weights` makes of the float32 weights of all
             layers; made here by default.
           dense_layers: how many layers, the first ones, have dense FFNs whatever the recipe.
-          axes: of the mesh.
 
         Returns:
           hidden: [B, S, D] in the computation's dtype.

@@ -28,10 +28,9 @@ def grouped_up(
     """Computes x @ w[slice]^T, each block with its expert's slice.
 
     Args:
-      x: [T, D], blocks of v tokens.
-      w: [F, D], a neuron a row; expert e has rows e * F / E and on.
-      block_experts: int32 [T / v], the expert of each block, ascending.
-      v: tokens of a block.
+      x: blocks of v tokens.
+      w: a neuron a row; expert e has rows e * F / E and on.
+      block_experts: [T / v], the expert of each block, ascending.
       experts: E, which divides F.
       padded: the last blocks may be padding, tokens of zeros whose expert is E. Kernels then skip these.
 

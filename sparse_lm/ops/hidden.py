@@ -34,15 +34,7 @@ def squared_relu_24(
 def squared_relu_venom(
     h: Float[Array, "T F"], v: int = 128, m: int = 16, *, implementation: str | None = None
 ) -> tuple[Float[SparseVenom, "T F"], HiddenStats]:
-    """Computes the V:2:M form of Y = relu(h)^2: `sparsify_venom` of the Y of `squared_relu_24`.
-
-    Args:
-      v: rows of a block: divides 64 or is a multiple of it.
-      m: columns of a group: a multiple of 4 that divides F.
-
-    Returns:
-      Y [T, F] in the dtype of h, and what selection saw.
-    """
+    """Computes relu(h)^2 in V:2:M form, `sparsify_venom` of the Y of `squared_relu_24`, and what selection saw."""
     check_matrix("h", h)
     check_block(v)
     check_group(m, h.shape[1])

@@ -111,8 +111,7 @@ def sampled_matmul_24(
     """Computes x @ w^T, only at the neurons that each block of v rows of x asks for.
 
     Args:
-      w: 2:4 matrix [F, D], one row a neuron.
-      x: [T, D].
+      w: one row a neuron.
       neuron_ids: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, and where neurons are
         contiguous for so many of them. What other numbers outside of 0..F do is not defined.
       v: rows of a block.
@@ -145,8 +144,7 @@ def scattered_matmul_24(
         out[neuron_ids[t // v, j]] += a[j, t] b[t]
 
     Args:
-      a: [Kc, T], 2:4 along T.
-      b: [T, D].
+      a: 2:4 along T.
       neuron_ids: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, and
         where neurons are contiguous for so many of none. What other numbers outside of 0..`rows` do is not defined.
       v: columns of a that share a list.

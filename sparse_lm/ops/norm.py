@@ -31,17 +31,10 @@ def add_norm(
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]:
-    """Computes x + update and its norm along the last axis, in float32. It is differentiable, by reverse mode.
+    """Computes x + update, in one dtype, and the sum's `rms_norm`; returns both. Differentiable in reverse mode.
 
-    Args:
-      x: [..., D].
-      update: what to add, in the dtype of x. Without one the sum is x itself: reading it here and not where x came
-        from, the gradients that come by it and by the norm are summed in the pass that computes the norm's.
-      scale: of the norm, [D].
-      epsilon: what the mean square is increased by.
-
-    Returns:
-      The sum and its norm, in the dtype of x.
+    Without an update the sum is x itself: reading it here and not where x came from, the gradients that come by it and
+    by the norm are summed in the pass that computes the norm's.
     """
     for name, array in (("x", x), ("update", x if update is None else update), ("scale", scale)):
         check_array(name, array)

@@ -264,7 +264,6 @@ class Recipe:
             default; random in training, so that tokens of one sequence do not choose together.
           weights: `prepare` of the weights of all layers; made here of w1 and w2 by default.
           layer: number of this FFN among them.
-          axes: of the mesh.
 
         Returns:
           o: [..., D] in the dtype of x.
@@ -305,10 +304,8 @@ class Recipe:
         """Computes the sum over a token's choices of gate x expert by this recipe, differentiable in x, w1, w2, gates.
 
         Args:
-          x: [T, D].
           w1: [E Fe, D] up projections, expert after expert; [2 E Fe, D] with a gate.
           w2: [E Fe, D] down projections.
-          gates: f32[T, k].
           groups: the pairs of tokens and the experts that they chose; blocks of `block_of_experts` slots.
           state, key, weights, layer, axes: as in `ffn`. Along `expert`, w1 and w2 are this device's experts.
 
