@@ -36,8 +36,6 @@ class Pretrained:
             raise self._refusal(f"must be a directory with config.json: {error.strerror}") from error
         except ValueError as error:
             raise self._refusal(f"its config.json is not JSON: {error}") from error
-        if not isinstance(hf_config, dict):
-            raise self._refusal("its config.json is no object")
         try:
             self._stored = open_tensors(self._directory)
             gated = any(name.endswith("gate_proj.weight") for name in self._stored)
