@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -102,7 +101,6 @@ def _define_flags() -> None:
     entry_point.define_run_flags()
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
-    flags.register_validator("shard_gb", math.isfinite, "must be finite")
 
 
 cli = functools.partial(entry_point.run, main, _define_flags)

@@ -68,8 +68,6 @@ def generate(
             f"temperature = {temperature} and max_new_tokens = {max_new_tokens} must be 0 or more, "
             f"top_p = {top_p} must be in (0, 1]"
         )
-    if len(seeds) != len(prompts) or any(not 0 <= seed < 2**32 for seed in seeds):
-        raise ValueError(f"seeds = {list(seeds)} must be in 0..2^32 - 1, one for each of the {len(prompts)} prompts")
     if not len(prompts):
         return []
     tokens, vocabulary = np.concatenate(prompts), params["embed"]["embedding"].shape[0]

@@ -158,8 +158,6 @@ def test_few_compilations(model):
         (PROMPT, dict(temperature=float("nan")), "temperature = nan"),
         (PROMPT, dict(top_p=0.0), "top_p = 0.0"),
         (PROMPT, dict(max_new_tokens=-1), "max_new_tokens = -1"),
-        (PROMPT, dict(seed=-1), r"seeds = \[-1\]"),
-        (PROMPT, dict(seed=2**32), r"seeds = \[4294967296\]"),
     ],
 )
 def test_bad_arguments_are_refused(model, prompt, options, message):
@@ -168,6 +166,6 @@ def test_bad_arguments_are_refused(model, prompt, options, message):
 
 
 def test_there_is_a_seed_for_each_prompt(model):
-    with pytest.raises(ValueError, match=r"seeds = \[1\] must be in 0..2\^32 - 1, one for each of the 2 prompts"):
+    with pytest.raises(ValueError, match="inconsistent sizes"):
         decode.generate(*model, [PROMPT, PROMPT], seeds=[1], max_new_tokens=3)
     assert decode.generate(*model, [], max_new_tokens=3) == []
