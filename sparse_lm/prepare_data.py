@@ -67,8 +67,6 @@ def prepare_files(
     directory = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError where links go in a circle
     if directory.is_mount() or directory == Path.cwd():  # which a rename cannot replace, or must not
         raise OutputError(directory, "is a mount point or the current directory: name a directory in it")
-    if os.fsencode(directory).decode("utf-8", "replace") != str(directory):
-        raise OutputError(directory, "must be a path in UTF-8, which ArrayRecord asks for")
     empty = not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir()))
     if not empty and not is_prepared(directory):
         raise OutputError(output, "exists and is not prepared data: name another directory or remove it")

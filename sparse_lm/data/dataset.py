@@ -21,7 +21,6 @@ from sparse_lm.errors import DataError
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever what was prepared before would be read wrongly, or differently
 TOKENIZER_FILE = "tokenizer.json"
-_KEYS = "corpus_sha256", "tokenizer_sha256", "vocab_size", "end_of_text", "seq_len", "splits"  # of metadata.json
 _FILES = re.compile(r".*\.array_record-.*|(dataset_info|features|metadata|tokenizer)\.json|\..*")  # or a hidden one
 
 
@@ -125,8 +124,6 @@ def open_prepared(directory: Path) -> Data:
         raise DataError(f"{directory} {'is not prepared data' if directory.exists() else 'does not exist'}")
     if metadata["format"] != FORMAT:
         raise DataError(f"{directory} has format {metadata['format']!r}, not {FORMAT!r}: prepare its text again")
-    if missing := [key for key in _KEYS if key not in metadata]:
-        raise DataError(f"{directory} is damaged: its metadata.json lacks {missing[0]!r}")
     tokenizer = tokenizer_lib.load_tokenizer(directory / TOKENIZER_FILE)
     if tokenizer_lib.fingerprint(tokenizer) != metadata["tokenizer_sha256"]:
         raise DataError(f"{directory / TOKENIZER_FILE} is not the tokenizer that the data was prepared with")
