@@ -126,10 +126,6 @@ class SparseVenom:
         """Returns `columns` without the padding, int32 [ceil(M / v), Kc]."""
         return self.columns[: -(-self.shape[0] // self.v), : 4 * self.shape[1] // self.m]
 
-    def mask(self) -> Array:
-        """Returns bool [M, K]: the positions that are stored, whatever their value."""
-        return dataclasses.replace(self, values=jnp.ones_like(self.values, bool)).to_dense()
-
     def to_dense(self) -> Array:
         """Returns the matrix [M, K], dense, in the dtype of the values."""
         condensed = _scatter_groups(self.values, *unpack_metadata(self.metadata))

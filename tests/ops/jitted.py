@@ -1,6 +1,9 @@
 """The public ops, each compiled as a whole: called outside `jit`, every step of an op compiles alone."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 
 from sparse_lm import ops
 
@@ -14,4 +17,4 @@ transposable_mask = jax.jit(ops.transposable_mask)
 venom_columns = jax.jit(ops.venom_columns, static_argnames=("v", "m"))
 
 dense = jax.jit(lambda sparse: sparse.to_dense())
-mask = jax.jit(lambda sparse: sparse.mask())
+mask = jax.jit(lambda sparse: dataclasses.replace(sparse, values=jnp.ones_like(sparse.values, bool)).to_dense())
