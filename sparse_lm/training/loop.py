@@ -185,7 +185,7 @@ class Loop:
 
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
         self.log.summary.write()  # first, so that no checkpoint is ahead of it
-        self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
+        self.checkpoints.save(step, state, results["loss"] if results else None)
         self.log.progress.note(step, "saving")
         self.log.summary.spent_on("checkpoint")
 

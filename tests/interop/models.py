@@ -66,5 +66,5 @@ def save_run(workdir, config, eval_losses, recipe_state=None):
     with Checkpoints(workdir, keep=len(eval_losses)) as checkpoints:
         for seed, (step, eval_loss) in enumerate(eval_losses.items()):
             state = {"params": random_params(config.model, seed), "recipe_state": recipe_state or {}}
-            checkpoints.save(step, state, {"eval_loss": eval_loss})
+            checkpoints.save(step, state, eval_loss)
     return workdir

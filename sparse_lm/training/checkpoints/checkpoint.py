@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -31,8 +31,6 @@ from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint, S
 from sparse_lm.training.mesh import processes
 
 _log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -63,18 +61,16 @@ class Checkpoints(contextlib.AbstractContextManager):
             ),
         )
 
-    def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, step: int, state: Any, eval_loss: float | None = None) -> None:
         """Starts to save the state after `step` steps; does nothing if that step is saved already.
 
-        `state` is a pytree of arrays with attributes or keys `params` and `recipe_state` among others; `metrics` has
-        "eval_loss" if the state was evaluated.
+        `state` is a pytree of arrays with attributes or keys `params` and `recipe_state` among others.
         """
         self.wait()
         if step == self._manager.latest_step():
             return
         arrays = saved.arrays_by_path(state)
-        numbers = {name: float(value) for name, value in (metrics or {}).items()}
-        manifest = saved.make_manifest(step, arrays, self._run, numbers)
+        manifest = saved.make_manifest(step, arrays, self._run, eval_loss)
         items = {item: ocp.args.StandardSave(tree) for item, tree in unflatten_dict(arrays).items()}
         items[saved.MANIFEST] = ocp.args.JsonSave(manifest)
         self._eval_losses[step] = saved.eval_loss(manifest)
@@ -177,8 +173,8 @@ def restore_params(
 
 
 def _newest_whole(
-    workdir: str | os.PathLike, checkpoints: Mapping[int, SavedCheckpoint], read: Callable[[SavedCheckpoint], _T]
-) -> tuple[_T, int]:
+    workdir: str | os.PathLike, checkpoints: Mapping[int, SavedCheckpoint], read: Callable[[SavedCheckpoint], Any]
+) -> tuple[Any, int]:
     """Applies `read` to the newest checkpoint that is not damaged; returns the result and its step."""
     newest = max(checkpoints)
     for step in sorted(checkpoints, reverse=True):

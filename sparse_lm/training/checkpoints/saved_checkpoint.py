@@ -1,6 +1,6 @@
 """One checkpoint on disk: its manifest, and its arrays, which are compared with their checksums as they are read.
 
-    {"format": 2, "step": 300, "run": {key: value}, "metrics": {name: number}, "digest": SHA-256 of all the rest,
+    {"format": 2, "step": 300, "run": {key: value}, "metrics": {"eval_loss": number}, "digest": SHA-256 of all the rest,
      "arrays": {"params/embed/embedding": {"shape": [...], "dtype": "float32", "checksums": [...]}, ...}}
 
 A parameter of all layers, or an array of the recipe's state, has a checksum for each layer; any other array has one.
@@ -55,9 +55,10 @@ def arrays_by_path(state: Any) -> dict[ArrayPath, Any]:
 
 
 def make_manifest(
-    step: int, arrays: Mapping[ArrayPath, Any], run: Mapping[str, Any], metrics: Mapping[str, float]
+    step: int, arrays: Mapping[ArrayPath, Any], run: Mapping[str, Any], eval_loss: float | None
 ) -> dict[str, Any]:
     """Describes arrays that are about to be saved. Waits for them to be computed."""
+    metrics = {} if eval_loss is None else {"eval_loss": eval_loss}
     content = {"format": FORMAT, "step": step, "run": run, "metrics": metrics, "arrays": _describe(arrays)}
     content = json.loads(json.dumps(content))  # as it will be read, so that the digest is of that
     return {**content, "digest": _digest(content)}

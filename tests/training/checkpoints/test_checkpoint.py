@@ -31,9 +31,9 @@ def make_state(seed: int = 0, dim: int = 4, recipe_state: Any = None) -> dict[st
     }
 
 
-def save(workdir: Path, step: int, state: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
+def save(workdir: Path, step: int, state: dict[str, Any], eval_loss: float | None = None) -> None:
     with Checkpoints(workdir, keep=2) as checkpoints:
-        checkpoints.save(step, state, metrics)
+        checkpoints.save(step, state, eval_loss)
 
 
 def steps_on_disk(workdir: Path) -> list[int]:
@@ -78,8 +78,7 @@ def test_keeps_the_newest_and_the_best(tmp_path):
     for steps, kept in (((1, 2, 3), [2, 3]), ((4, 5, 6), [5, 6]), ((7, 8, 9), [5, 8, 9])):
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step in steps:
-                loss = losses[step]
-                checkpoints.save(step, make_state(step), None if loss is None else {"eval_loss": jnp.float32(loss)})
+                checkpoints.save(step, make_state(step), losses[step])
         assert steps_on_disk(tmp_path) == kept
     for wanted, found in (("best", 5), ("latest", 9), (8, 8)):
         params, _, step = restore_params(tmp_path, wanted)
@@ -125,6 +124,6 @@ def test_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path, changed, mess
 def test_missing_checkpoint_is_refused(tmp_path, step, message):
     with pytest.raises(WorkdirError, match=r"holds no checkpoint$"):
         restore_params(tmp_path, step)
-    save(tmp_path, 5, make_state(), {"eval_loss": math.nan})  # which is none
+    save(tmp_path, 5, make_state(), math.nan)  # which is none
     with pytest.raises(WorkdirError, match=message):
         restore_params(tmp_path, step)

@@ -21,7 +21,7 @@ def saved(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("saved")
     with Checkpoints(workdir, keep=2) as checkpoints:
         for step in (1, 2):
-            checkpoints.save(step, make_state(step), {"eval_loss": 3.0 - step})
+            checkpoints.save(step, make_state(step), 3.0 - step)
     return workdir
 
 
