@@ -78,7 +78,7 @@ def export(
 def _new_directory(output: Path) -> Iterator[Path]:
     """Gives a directory to write, which takes the place of `output`, or of what a link leads to, once it is whole."""
     try:
-        place = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError where links go in a circle
+        place = output.resolve()
         if place.exists() and not (place.is_dir() and not any(place.iterdir())):
             raise OutputError(output, "must be a new or an empty directory")
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ several processes, and the result does not depend on how many.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from pathlib import Path
 
@@ -64,10 +63,10 @@ def prepare_files(
         raise DataError(f"--text_field={text_field} is for --files: of a TFDS directory `text` is read")
     if not tfds and not files:
         raise DataError("no text: name it with --files or --tfds")
-    directory = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError where links go in a circle
+    directory = output.resolve()
     if directory.is_mount() or directory == Path.cwd():  # which a rename cannot replace, or must not
         raise OutputError(directory, "is a mount point or the current directory: name a directory in it")
-    empty = not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir()))
+    empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
     if not empty and not is_prepared(directory):
         raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
     if others := [] if empty else foreign_files(directory):
