@@ -23,9 +23,7 @@ from sparse_lm.reporting.run import read_runs
 def report(workdirs: Sequence[str], output: str) -> Path:
     """Writes the report of these workdirs' runs. The directory of `output` is made if need be.
 
-    Raises:
-      WorkdirError: one of them holds no run, or none that has logged a step yet.
-      OutputError: `output` ends in something else, or cannot be written.
+    Raises what `read_runs` does, and OutputError if `output` ends in something else, or cannot be written.
     """
     path = Path(output)
     if path.suffix != ".html":

@@ -46,7 +46,6 @@ def generate(
     Args:
       graphdef, params: the model, as `llama.init` returns it.
       prompts: token ids, at least one each; each prompt takes the memory of the longest.
-      max_new_tokens: the most tokens to make.
       temperature: divides the logits; 0 takes the most probable token each time.
       top_p: sample among the most probable tokens that together reach this probability, in (0, 1].
       seeds: of the random numbers of each prompt, in 0..2^32 - 1, 0 by default; the same give the same tokens.

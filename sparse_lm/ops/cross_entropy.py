@@ -44,14 +44,12 @@ def cross_entropy(
     they are larger, where a loss would be more than 60 nats.
 
     Args:
-      x: [T, D], bfloat16 or float32.
-      w: [V, D] in the dtype of x.
-      targets: int32 [T], in 0..classes - 1.
+      x, w: bfloat16 or float32, both of one dtype.
+      targets: in 0..classes - 1.
       classes: how many rows of w are classes, all by default; rows after them are padding, whose odds are 0.
 
     Returns:
-      losses: float32 [T]. The loss of a row of x that has a NaN or an inf is not finite.
-      odds: [T, V] in the dtype of x.
+      Losses in float32, and odds in the dtype of x. The loss of a row of x that has a NaN or an inf is not finite.
     """
     check_matrix("x", x)
     check_matrix("w", w)

@@ -25,7 +25,7 @@ def grouped_up(
     padded: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "T S"]:
-    """Computes x @ w[slice]^T, each block with its expert's slice.
+    """Computes x @ w[slice]^T in the dtype of x, each block with its expert's slice.
 
     Args:
       x: blocks of v tokens.
@@ -33,9 +33,6 @@ def grouped_up(
       block_experts: [T / v], the expert of each block, ascending.
       experts: E, which divides F.
       padded: the last blocks may be padding, tokens of zeros whose expert is E. Kernels then skip these.
-
-    Returns:
-      [T, S] in the dtype of x, S = F / E.
     """
     _check_weights(w, experts)
     _check_tokens("x", x, block_experts, v)

@@ -97,9 +97,8 @@ def gated_squared_relu_gradients(
     """Computes dH where Y is stored, and the transposes of dH and Y, 2:4 along tokens, that weight gradients read.
 
     Args:
-      dy: [T, F], gradient of Y; F is a multiple of 4.
-      h: [T, 2 F], as in `gated_squared_relu_24`.
-      y: [T, F], what that gave.
+      dy: gradient of Y; F is a multiple of 4.
+      h, y: what `gated_squared_relu_24` took and gave.
       key: PRNG key of the transposes, which are stochastic (MVUE).
 
     Returns:

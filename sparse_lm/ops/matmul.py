@@ -26,15 +26,10 @@ def matmul_24(
     """Computes w @ b.
 
     Args:
-      w: 2:4 matrix [M, K], float.
-      b: [K, N] in the dtype of w. Kernels take bfloat16 and float16, and refuse others and mixed ones; the reference
+      b: in the dtype of w. Kernels take bfloat16 and float16, and refuse others and mixed ones; the reference
         takes any. Kernels read no row of b for a pruned position: an inf or NaN there does not reach the result, unlike
         in `w.to_dense() @ b`.
-      out_transposed: give the result as [N, M], without another pass over memory.
-      out_dtype: of the result; that of b by default.
-
-    Returns:
-      [M, N] or [N, M].
+      out_transposed: give the transpose of the result, without another pass over memory.
     """
     _check_operands("w", w, Sparse24, "b", b, out_dtype)
     return backends.dispatch(
@@ -55,11 +50,9 @@ def matmul_24_fp8(
     The product is rounded to the result's dtype before it is scaled, which loses nothing if scales are powers of two.
 
     Args:
-      a: 2:4 matrix [M, K] of e4m3; its metadata is that of any other dtype.
-      b_t: e4m3 [N, K].
-      scale: f32[M, 1], of the rows of a times what b_t has as a whole.
-      out_dtype: of the result. The kernel gives bfloat16 and float32, for a K that is a multiple of 128, and refuses
-        others; the reference takes any.
+      scale: f32, of the rows of a times what b_t has as a whole.
+      out_dtype: of the result. The kernel gives bfloat16 and float32, and takes multiples of 128 to sum over; the
+        reference takes any.
     """
     _check_operands("a", a, Sparse24, "b_t", b_t, out_dtype, transposed=True)
     for name, operand in (("a", a), ("b_t", b_t)):
@@ -82,14 +75,9 @@ def matmul_venom(
     """Computes a @ b; of b, each block of rows of a reads only the rows that it keeps.
 
     Args:
-      a: V:2:M matrix [M, K], float.
-      b: [K, N] in the dtype of a, as in `matmul_24`.
+      b: in the dtype of a, as in `matmul_24`.
       rows: the order of the tokens that a's rows are in. The result's are put back into the tokens' own, as
         `row_order.combine` does, without a pass over memory where the kernel stores them there. Not by default.
-      out_dtype: of the result; that of b by default.
-
-    Returns:
-      [M, N], or [T, N] of the T tokens of `rows`.
     """
     _check_operands("a", a, SparseVenom, "b", b, out_dtype)
     check_ids("a.columns", a.columns)
@@ -112,14 +100,12 @@ def sampled_matmul_24(
 
     Args:
       w: one row a neuron.
-      neuron_ids: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, and where neurons are
+      neuron_ids: int32 [ceil(T / v), S], neurons; F stands for a neuron of zeros, and where neurons are
         contiguous for so many of them. What other numbers outside of 0..F do is not defined.
-      v: rows of a block.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
-      out_dtype: of the result; that of x by default.
 
     Returns:
-      [T, Kc]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t.
+      [T, S]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t.
     """
     _check_operands("w", w, Sparse24, "x", x, out_dtype, transposed=True)
     _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
@@ -145,12 +131,11 @@ def scattered_matmul_24(
 
     Args:
       a: 2:4 along T.
-      neuron_ids: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, and
+      neuron_ids: int32 [ceil(T / v), S], neurons, distinct within a block; `rows` stands for none, and
         where neurons are contiguous for so many of none. What other numbers outside of 0..`rows` do is not defined.
       v: columns of a that share a list.
       rows: F, of the result.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
-      out_dtype: of the result; that of b by default.
 
     Returns:
       [F, D]; neurons that no block lists have zeros.

@@ -34,13 +34,9 @@ def sparsify_24(
         "mvue" is stochastic, without bias and of minimum variance (2203.10991), up to the 16 bits of its random
         numbers: with h at most half of a group's magnitudes, a member's expectation is off by less than 2^-16 h, and
         one below 2^-17 h may never be kept.
-      axis: -1, or 0 for the compressed form of the transpose, grouped along M.
+      axis: -1, or 0 for the compressed form of the transpose [K, M], grouped along M.
       scale: multiplies the kept values; a number or a scalar array.
-      dtype: of the values; that of x by default. Computed in float32 and rounded once.
       key: PRNG key, which "mvue" needs.
-
-    Returns:
-      Sparse24 [M, K]; [K, M] for axis 0.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
@@ -68,7 +64,6 @@ def soft_threshold_24(
     Args:
       w: [M, K] float, of one or more layers, one under the other; groups of four run along K.
       scale: f32[n], the beta of each M / n rows.
-      dtype: of the results; that of w by default. Computed in float32 and rounded once.
     """
     check_matrix("w", w)
     check_float("dtype", dtype)
@@ -86,10 +81,7 @@ def sparsify_24_tiles(
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Sparse24, "F D"], Float[Sparse24, "D F"]]:
-    """Compresses x [M, K] and its transpose to 2:4 under one mask.
-
-    The mask is 2:4 along both dimensions, such as `transposable_mask(x)`. Values have `dtype`, that of x by default.
-    """
+    """Compresses x and its transpose under one mask that is 2:4 along both dimensions: `transposable_mask(x)`, say."""
     check_matrix("x", x)
     check_float("dtype", dtype)
     if mask.shape != x.shape or mask.dtype != bool:
@@ -123,8 +115,7 @@ def sparsify_venom(
 
     Args:
       v: rows of a block: divides 64 or is a multiple of it.
-      m: columns of a group: a multiple of 4 that divides K.
-      dtype: of the values; that of x by default.
+      m: columns of a group: a multiple of 4 that divides F.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)

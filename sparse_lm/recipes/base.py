@@ -127,16 +127,11 @@ class Recipe:
     def enter(
         self, w1: Float[Array, "rows D"], w2: Float[Array, "F D"], x: Float[Array, "*tokens D"] | None = None
     ) -> tuple[Any, Int32[Array, " F"] | None]:
-        """Enters the sparse phase.
-
-        Args:
-          w1, w2: as in `ffn`.
-          x: [..., D], a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
+        """Enters the sparse phase. x is a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
 
         Returns:
-          state: what `ffn` reads.
-          order: int32[F] that the caller must apply to the neurons of w1, of w2 and of their moments: `w[order]`, or
-            `routing.sort_neurons(w, order)` of a w1 with a gate. None if neurons stay where they are.
+          The state that `ffn` reads, and an order that the caller must apply to the neurons of w1, of w2 and of their
+          moments: `w[order]`, or `routing.sort_neurons(w, order)` of a w1 with a gate. None if neurons stay in place.
 
         Raises:
           ValueError: see `check`; or a recipe that reads x has none.
@@ -310,8 +305,7 @@ class Recipe:
           state, key, weights, layer, axes: as in `ffn`. Along `expert`, w1 and w2 are this device's experts.
 
         Returns:
-          o: [T, D] in the dtype of x.
-          stats: "activation_sparsity" and "kept_energy" of `ffn`, of the pairs.
+          o in the dtype of x, and "activation_sparsity" and "kept_energy" of `ffn`, of the pairs.
 
         Raises:
           ValueError: the recipe computes no such experts; x, gates or weights do not fit the groups; and where `ffn`

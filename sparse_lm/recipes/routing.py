@@ -56,10 +56,9 @@ def dispatch_order(
     """Orders tokens by expert, every expert from a multiple of v on. A counting sort: no comparisons between tokens.
 
     Args:
-      assignment: int32 [T], in 0 .. E - 1; E for a token that has no expert here, and gets no slot.
-      experts: E.
+      assignment: in 0 .. E - 1; E for a token that has no expert here, and gets no slot.
       v: rows of a block: no block holds tokens of two experts.
-      order: int32 [T], a permutation: the order in which the tokens of an expert are taken. Their own by default.
+      order: a permutation: the order in which the tokens of an expert are taken. Their own by default.
 
     Returns:
       The order, with Tp = the largest multiple of v up to T + E (v - 1) slots, whatever the assignment; and
