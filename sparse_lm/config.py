@@ -178,7 +178,6 @@ class Config:
         return "dense" if has_left else self.phase(steps - 1)
 
     def recipe(self, phase: str) -> Recipe:
-        """Returns the recipe of a phase."""
         return self.sparsity.recipe if phase == "sparse" else DENSE
 
 

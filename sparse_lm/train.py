@@ -68,7 +68,6 @@ def main() -> None:
 
 
 def _profiled(steps: int) -> range:
-    """Parses --profile_steps for a run of so many steps."""
     if flags.FLAGS.profile_steps is None:
         return range(0)
     match = re.fullmatch(r"(\d+),(\d+)", flags.FLAGS.profile_steps)

@@ -70,7 +70,6 @@ def _parse_mixture(config: Config) -> dict[Path, float]:
 
 
 def _open_path(config: Config, directory: Path, tokenizer: Tokenizer | None) -> Data:
-    """Opens windows that `prepare_data` wrote."""
     if not is_prepared(directory):
         what = "is not prepared data: make it with sparse_lm.prepare_data" if directory.exists() else "does not exist"
         raise ConfigError("data.path", config.data.path, f"{directory} {what}")

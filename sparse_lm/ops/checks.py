@@ -22,13 +22,11 @@ def described(x: Any) -> str:
 
 
 def check_array(name: str, x: Any) -> None:
-    """Requires an array."""
     if not isinstance(x, Array | np.ndarray):
         raise TypeError(f"{name} must be an array; got {described(x)}")
 
 
 def check_matrix(name: str, x: Array) -> None:
-    """Requires a matrix of floats that is not empty."""
     check_array(name, x)
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.size == 0:
         stack = "; use vmap for a stack of them" if x.ndim > 2 else ""
@@ -36,27 +34,23 @@ def check_matrix(name: str, x: Array) -> None:
 
 
 def check_format(name: str, x: Any, *formats: type[Sparse24] | type[SparseVenom]) -> None:
-    """Requires a compressed matrix of one of these formats."""
     if not isinstance(x, formats):
         allowed = " or ".join(format.__name__ for format in formats)
         raise TypeError(f"{name} must be a {allowed}; got {described(x)}")
 
 
 def check_ids(name: str, ids: Array) -> None:
-    """Requires a matrix of int32 that is not empty."""
     check_array(name, ids)
     if ids.ndim != 2 or ids.dtype != jnp.int32 or ids.size == 0:
         raise ValueError(f"{name} must be a matrix of int32, not empty; got {described(ids)}")
 
 
 def check_float(name: str, dtype: DTypeLike | None) -> None:
-    """Requires a dtype of floats, or None."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name} = {jnp.dtype(dtype)} must be a dtype of floats")
 
 
 def check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_shape: tuple[int, ...]) -> None:
-    """Requires the shapes of two matrices that can be multiplied and are not empty."""
     if left_shape[1] != right_shape[0]:
         raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} cannot be multiplied")
     if 0 in (*left_shape, *right_shape):
@@ -64,19 +58,16 @@ def check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_
 
 
 def check_axis(axis: int) -> None:
-    """Requires a dimension that groups of four run along."""
     if axis not in (-1, 0):
         raise ValueError(f"axis = {axis} must be -1 or 0")
 
 
 def check_group(m: int, columns: int) -> None:
-    """Requires a size of groups of columns, of which four each are kept."""
     if m < 4 or m % 4 or columns % m:
         raise ValueError(f"m = {m} must be a multiple of 4 that divides the {columns} columns")
 
 
 def check_block(v: int) -> None:
-    """Requires a number of rows that whole 64-row tiles hold."""
     if v < 1 or (TILE % v and v % TILE):
         raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
 

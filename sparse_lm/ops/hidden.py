@@ -74,10 +74,7 @@ def squared_relu_gradients(
 def gated_squared_relu_24(
     h: Float[Array, "T rows"], *, implementation: str | None = None
 ) -> tuple[Float[Sparse24, "T F"], HiddenStats]:
-    """Keeps the two largest of each four of Y = relu(g)^2 u.
-
-    Args:
-      h: [T, 2 F] float, a neuron's gate g and its own u side by side.
+    """Keeps the two largest of each four of Y = relu(g)^2 u; h has a neuron's gate g and its own u side by side.
 
     Returns:
       Y [T, F], 2:4 along F, in the dtype of h: computed in float32, rounded once; and what selection saw.
