@@ -64,8 +64,6 @@ def dispatch_order(
       The order, with Tp = the largest multiple of v up to T + E (v - 1) slots, whatever the assignment; and
       int32 [Tp / v], the expert of each block. Blocks that no expert needs are padding, given to the last one.
     """
-    if v < 1:
-        raise ValueError(f"v = {v}: must be positive")
     tokens = assignment.shape[0]
     slot_count = (tokens + experts * (v - 1)) // v * v
     order = jnp.arange(tokens, dtype=jnp.int32) if order is None else order.astype(jnp.int32)

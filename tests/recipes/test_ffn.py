@@ -273,10 +273,6 @@ REFUSED = {
     r"w2 \[30, 24\] .* E = 5, and Fe must be a multiple of 4": [
         lambda: mixture(STATE24, w1=W1[:30], w2=W2[:30], key=KEY)
     ],
-    "v = 0: must be positive": [  # a state that `enter`, which checks knobs, has not made
-        lambda: Slices(v=0).ffn(X, W1, W2, examples.state_of(examples.RECIPES["slices"])),
-        lambda: DenseSlices(v=0).ffn(X, W1, W2, examples.state_of(examples.RECIPES["dense_slices"])),
-    ],
     "recipe 'slices' computes no experts": [
         lambda: Slices().mixture(X, W1, W2, X[:, :2], None),
         lambda: Slices().block_of_experts(96, 5),
