@@ -47,6 +47,7 @@ class Sparse24:
     Attributes:
       values: [Mp, Kp / 2], the survivors in order; Mp and Kp are M and K rounded up to 64.
       metadata: [Mp / 64, Kp / 64, 128] int32, laid out as the module docstring says.
+      shape: logical (M, K).
     """
 
     values: Array
@@ -96,6 +97,9 @@ class SparseVenom:
       values: [Mp, Kcp / 2]; Mp is M rounded up to max(v, 64), Kcp is Kc rounded up to 64.
       metadata: [Mp / 64, Kcp / 64, 128] int32, over condensed columns.
       columns: [Mp / v, Kcp] int32; K where padded. What other numbers outside of 0..K do is not defined.
+      shape: logical (M, K).
+      v: rows of a block.
+      m: columns of a group.
       contiguous: so many columns at a time are consecutive, and start at a multiple of that number. What is gathered is
         then boxes, not single rows. A number above 1 divides Kc, and no column is padded, but for blocks of rows that
         nobody reads: they list K throughout.

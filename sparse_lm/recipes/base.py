@@ -127,11 +127,16 @@ class Recipe:
     def enter(
         self, w1: Float[Array, "rows D"], w2: Float[Array, "F D"], x: Float[Array, "*tokens D"] | None = None
     ) -> tuple[Any, Int32[Array, " F"] | None]:
-        """Enters the sparse phase. x is a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
+        """Enters the sparse phase.
+
+        Args:
+          w1, w2: as in `ffn`.
+          x: [..., D], a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
 
         Returns:
-          The state that `ffn` reads, and an order that the caller must apply to the neurons of w1, of w2 and of their
-          moments: `w[order]`, or `routing.sort_neurons(w, order)` of a w1 with a gate. None if neurons stay in place.
+          state: what `ffn` reads.
+          order: int32[F] that the caller must apply to the neurons of w1, of w2 and of their moments: `w[order]`, or
+            `routing.sort_neurons(w, order)` of a w1 with a gate. None if neurons stay where they are.
 
         Raises:
           ValueError: see `check`; or a recipe that reads x has none.
@@ -259,6 +264,7 @@ class Recipe:
             default; random in training, so that tokens of one sequence do not choose together.
           weights: `prepare` of the weights of all layers; made here of w1 and w2 by default.
           layer: number of this FFN among them.
+          axes: of the mesh.
 
         Returns:
           o: [..., D] in the dtype of x.
@@ -299,13 +305,16 @@ class Recipe:
         """Computes the sum over a token's choices of gate x expert by this recipe, differentiable in x, w1, w2, gates.
 
         Args:
+          x: [T, D].
           w1: [E Fe, D] up projections, expert after expert; [2 E Fe, D] with a gate.
           w2: [E Fe, D] down projections.
+          gates: f32[T, k].
           groups: the pairs of tokens and the experts that they chose; blocks of `block_of_experts` slots.
           state, key, weights, layer, axes: as in `ffn`. Along `expert`, w1 and w2 are this device's experts.
 
         Returns:
-          o in the dtype of x, and "activation_sparsity" and "kept_energy" of `ffn`, of the pairs.
+          o: [T, D] in the dtype of x.
+          stats: "activation_sparsity" and "kept_energy" of `ffn`, of the pairs.
 
         Raises:
           ValueError: the recipe computes no such experts; x, gates or weights do not fit the groups; and where `ffn`
