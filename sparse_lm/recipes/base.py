@@ -348,6 +348,11 @@ class Recipe:
             if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
                 raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
 
+    def _check_entered(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> None:
+        """Refuses arrays that do not fit together, or a state that this recipe did not enter with such weights."""
+        self._check_arrays(w1, w2, x)
+        self._checked_state(state, w1, w2, ONE_DEVICE)
+
     def _checked_state(self, state: Any, w1: Array, w2: Array, axes: Axes) -> Any:
         """Refuses a state that the recipe did not make, or, on one device, made with other knobs or weights."""
         if self.State is NoState:

@@ -191,6 +191,30 @@ def test_weights_and_gradients_stay_in_their_dtype(name):
         assert [a.dtype for a in found] == [jnp.bfloat16] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        (name, method)
+        for name, recipe in RECIPES.items()
+        for method in ("refresh", "refit", "leave", "adjust_gradients")
+        if getattr(recipe, method) is not getattr(Recipe, method)
+    ],
+)
+def test_what_reads_a_state_refuses_all_but_one_of_this_recipe_and_these_weights(name, method):
+    def call(w1, w2, state):
+        gradients = (w1, w2) if method == "adjust_gradients" else ()
+        return getattr(examples.RECIPES[name], method)(*gradients, w1, w2, state)
+
+    state = entered(name)[0]
+    for other in (None, Dense.State(), tuple(state)):
+        with pytest.raises(ValueError, match=f"recipe '{name}' reads a state: make one with enter"):
+            call(W1, W2, other)
+    with pytest.raises(ValueError, match=r"w1 \[1, .* must be \[F, D\] and \[F, D\]"):  # stacked, without vmap
+        call(W1[None], W2[None], state)
+    with pytest.raises(ValueError, match=r"of the state must be .* enter it with the same knobs and weights"):
+        call(W1, W2, jax.tree.map(lambda a: a[None], state))
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_state_that_was_never_entered_gives_nan(name):
     recipe = examples.RECIPES[name]
