@@ -222,7 +222,7 @@ def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: i
             y, x, expert = block
             return total.at[expert].add(jnp.matmul(y.T, x, preferred_element_type=jnp.float32)), None
 
-        zeros = jnp.zeros((experts, y.shape[1], x.shape[1]), jnp.float32)
+        zeros = jnp.zeros_like(y, jnp.float32, shape=(experts, y.shape[1], x.shape[1]))  # varies over a mesh as y does
         return lax.scan(add, zeros, (_blocks(y, v), _blocks(x, v), block_experts))[0]
 
     out = lax.platform_dependent(y, x, block_experts, cpu=by_block, default=ragged)

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+from sparse_lm import collectives
 from sparse_lm.collectives import Axes
 from sparse_lm.model.remat import remat
 from sparse_lm.ops import backends
@@ -108,6 +110,22 @@ def test_batches_of_one_model_under_vmap():
     together = jax.jit(jax.vmap(gradient, (None, 0)))(W1, batches)
     for x, dw1 in zip(batches, together, strict=True):
         np.testing.assert_allclose(dw1, jax.jit(gradient)(W1, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OF_FFNS)
+def test_gradients_around_a_shard_map_that_checks_what_varies(name):
+    """JAX then knows that `ffn` has summed the gradients of weights over the shards of a batch."""
+    recipe, state = examples.RECIPES[name], examples.state_of(examples.RECIPES[name])
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def loss(x, w1, w2, axes=collectives.ONE_DEVICE):
+        return collectives.total(jnp.sum(jnp.square(recipe.ffn(x, w1, w2, state, key=KEY, axes=axes)[0])), axes.batch)
+
+    on_mesh = functools.partial(loss, axes=Axes(batch=("data",)))
+    on_mesh = jax.shard_map(on_mesh, mesh=mesh, in_specs=(P("data"), P(), P()), out_specs=P())
+    found, expected = (jax.jit(jax.grad(f, (0, 1, 2)))(X, W1, W2) for f in (on_mesh, loss))
+    for a, b in zip(found, expected, strict=True):  # others select among a shard's own tokens
+        assert relative_error(a, b) < (1e-5 if name in ("dense", "dense_slices") else 0.5)
 
 
 @pytest.mark.parametrize("name", ["fst", "act24", "venom", "slices"])
