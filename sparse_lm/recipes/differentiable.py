@@ -129,6 +129,8 @@ def _call(recipe: Recipe, axes: Axes, saved: _Saved, order: Array | None) -> Ffn
     if weights is None:
         w1, w2, state = jax.tree.map(lambda a: a[None], (saved.w1, saved.w2, saved.state))
         weights, layer = recipe.prepare(w1, w2, state, saved.x.dtype), jnp.int32(0)
+    elif (dtype := jax.tree.leaves(weights)[0].dtype) != saved.x.dtype:
+        raise ValueError(f"weights= are prepared in {dtype}: must be in the dtype of x, {saved.x.dtype}")
     if axes.fsdp:
         weights, layer = gather_layer(weights, layer, axes.fsdp), jnp.int32(0)
     up, down = (Weight(forms, layer, implementation) for forms in weights)

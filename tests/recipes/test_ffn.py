@@ -84,7 +84,10 @@ def test_few_tokens_take_small_blocks(recipe):
 def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
     recipe, state = examples.RECIPES[name], examples.state_of(examples.RECIPES[name])
     run = functools.partial(examples.outputs_and_gradients(recipe), X, W1, W2, DO, state, KEY, ORDER)
-    jax.tree.map(np.testing.assert_array_equal, run(), run(**examples.among_layers(recipe, W1, W2, state)))
+    prepared = examples.among_layers(recipe, W1, W2, state)
+    jax.tree.map(np.testing.assert_array_equal, run(), run(**prepared))
+    with pytest.raises(ValueError, match="weights= are prepared in float32: must be in the dtype of x, bfloat16"):
+        recipe.ffn(X.astype(jnp.bfloat16), W1, W2, state, **prepared)
 
 
 def test_models_side_by_side_under_vmap():
