@@ -193,5 +193,6 @@ def test_the_recipe_of_the_page_on_adding_one_is_right():
     w1, w2 = jax.jit(recipe.leave)(W1, W2, state)
     np.testing.assert_array_equal(w2, W2)
     assert (np.count_nonzero(np.reshape(w1, (-1, 4)), axis=1) <= 2).all()
+    assert recipe.leave(W1.astype(jnp.bfloat16), W2, state)[0].dtype == jnp.bfloat16
     for a, b in zip(found, dense(w1), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
