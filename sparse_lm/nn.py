@@ -145,8 +145,9 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
 
     def sort(path: Any, leaf: Any) -> Any:
         path = _path(path)
-        parameter = next((path[first:] for first in range(len(path)) if path[first:] in shapes), None)
-        if (order := order_of.get(parameter)) is None:
+        within = (path[first:last] for last in range(len(path), 0, -1) for first in range(last))
+        parameter = next((part for part in within if part in shapes), None)
+        if (order := order_of.get(parameter)) is None or leaf.size == 1:  # a number of the whole parameter
             return leaf
         if leaf.shape != shapes[parameter]:
             raise ValueError(f"{path} of the optimizer has shape {leaf.shape}, its parameter {shapes[parameter]}")

@@ -192,6 +192,8 @@ def test_moments_of_an_optax_state():
     jax.tree.map(np.testing.assert_array_equal, same, opt_state)
     with pytest.raises(ValueError, match=r"no parameters are at \('fnn',\)"):
         sort_moments(opt_state, params, {("fnn",): order})
-    factored = optax.adafactor(1e-3, min_dim_size_to_factor=1).init(params)
-    with pytest.raises(ValueError, match=r"of the optimizer has shape \(\d.*, its parameter \(2, \d, 3\)"):
-        sort_moments(factored, params, {("ffn",): order})
+    numbers = optax.novograd(1e-3).init(params)  # one a parameter
+    jax.tree.map(np.testing.assert_array_equal, sort_moments(numbers, params, {("ffn",): order}), numbers)
+    for of_rows in (optax.adafactor(1e-3, min_dim_size_to_factor=1), optax.sm3(1e-3)):
+        with pytest.raises(ValueError, match=r"of the optimizer has shape \(\d.*, its parameter \(2, \d, 3\)"):
+            sort_moments(of_rows.init(params), params, {("ffn",): order})
