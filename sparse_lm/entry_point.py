@@ -33,7 +33,7 @@ def run(
 
     def main_in_words(argv: list[str]) -> None:
         if len(argv) > 1:
-            raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
+            sys.exit(f"unknown argument {argv[1]!r}: flags begin with --, and patterns are quoted")
         configure_logs("quiet" in flags.FLAGS and flags.FLAGS.quiet)
         for name in ("workdir", "output", "data", "files", "heldout_files", "tokenizer", "tfds"):
             given = flags.FLAGS[name].value if name in flags.FLAGS else None

@@ -23,6 +23,7 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
         "--config.optimizer.lr=0.1": "config has no key 'optimizer.lr'; optimizer has beta1, ",
         "--config.sparsity=fst": "config has no key 'sparsity'; sparsity has dense_features, ",
         "--config.steps=many": "steps",
+        "config.steps=3": "unknown argument 'config.steps=3': flags begin with --",
         "--config.data.path=nowhere": "config.data.path = 'nowhere'",
         "--workdir=/proc/nowhere": "--workdir=/proc/nowhere: cannot be written",
         "--workdir=": "--workdir=: must not be empty",
