@@ -74,8 +74,9 @@ class Mixture(nnx.Module):
     ) -> tuple[Array, dict[str, Array]]:
         """Computes [T, D] -> [T, D], the experts by the recipe, and statistics.
 
-        These are those of `Recipe.mixture`; "expert_load" f32[E], share of the pairs of tokens and chosen experts that
-        each expert has; "largest_router_bias" f32[]; and "router_z_loss" f32[], which alone passes a gradient.
+        The statistics are those of `Recipe.mixture`; "expert_load" f32[E], share of the pairs of tokens and chosen
+        experts that each expert has; "largest_router_bias" f32[]; and "router_z_loss" f32[], which alone passes a
+        gradient.
         """
         config, experts = self.config, self.config.experts
         router, bias = read_replicated(self.router[...], axes), lax.stop_gradient(self.router_bias[...])
