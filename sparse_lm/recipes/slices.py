@@ -104,7 +104,7 @@ class Slices(SoftThreshold24, DenseSlices):
         self._check_entered(w1, w2, state, x)
         if x is not None:
             x = routing.tokens_of(x, "leave(w1, w2, state, x)")
-            rows = jnp.asarray(w1).reshape(w2.shape[0], -1, w1.shape[1])
+            rows = w1.reshape(w2.shape[0], -1, w1.shape[1])
             deviation = jnp.sqrt(jnp.mean(jnp.square(rows[:, 0])))  # of a product, for |x| = 1
             away = jnp.where(state.scale_up == 1, 0, deviation) * routing.away_from_others(x, state.centroids)
             part = jnp.repeat(away, w2.shape[0] // self.experts // self.shards, axis=0)

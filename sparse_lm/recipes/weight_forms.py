@@ -92,7 +92,7 @@ class Weight(NamedTuple):
 
 def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:
     """Brings weights [L, F, D] to a dtype, dense."""
-    return WeightForms(None, None, jnp.asarray(w.reshape(-1, w.shape[-1]), dtype), *w.shape)
+    return WeightForms(None, None, w.reshape(-1, w.shape[-1]).astype(dtype), *w.shape)
 
 
 @jax.named_call

@@ -216,13 +216,6 @@ def test_what_reads_a_state_refuses_all_but_one_of_this_recipe_and_these_weights
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_weights_may_be_arrays_of_numpy(name):
-    recipe, state, ffn = examples.RECIPES[name], entered(name)[0], Recipe.ffn.__wrapped__  # which checks no types
-    for call in (lambda *w: ffn(recipe, X, *w, state)[0], lambda *w: recipe.leave(*w, state, X)):
-        jax.tree.map(np.testing.assert_array_equal, call(np.asarray(W1), np.asarray(W2)), call(W1, W2))
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_a_state_that_was_never_entered_gives_nan(name):
     recipe = examples.RECIPES[name]
     state, fresh = entered(name)[0], recipe.init_state(W1, W2)
