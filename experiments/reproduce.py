@@ -3,8 +3,9 @@
     python -m experiments.reproduce
     python -m experiments.reproduce step_llama1b runs/step_llama1b.json
 
-Expected is what the file in `experiments/results` says, within a tolerance: machines of one kind differ by 5%, ratios
-of one process by less. The exit status is 1 if a number is outside.
+Expected is what the files in `experiments/results` say, within a tolerance: machines of one kind differ by 5%, ratios
+of one process by less. The exit status is 1 if a number is outside. experiments/README.md says how the text of runs,
+data/python and data/other, is prepared, and `experiments.quality.time_ratio` has R by other text and with compilation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from absl import app
 
 from experiments.plots import RESULTS
-from experiments.quality.time_ratio import time_of_loss
+from experiments.quality.time_ratio import LOSSES, ratios
 
 TIME, RATIO = 0.10, 0.05  # tolerances; a number whose name ends in "ms" or "seconds" is a time
 
@@ -35,12 +36,19 @@ class Row(NamedTuple):
       takes: hardware, and time where the file does not say it.
       file: in `experiments/results`, with the numbers that are expected.
       read: finds them in a result.
+      more: files of the same suite, with runs of other seeds.
     """
 
     command: str
     takes: str
     file: str
     read: Callable[[dict[str, Any]], Numbers]
+    more: tuple[str, ...] = ()
+
+    def expected(self) -> dict[str, Any]:
+        """Returns the result whose numbers are expected, with the runs of all files."""
+        first, *others = (json.loads((RESULTS / file).read_text()) for file in (self.file, *self.more))
+        return first | {"runs": sum((other["runs"] for other in others), first["runs"])} if others else first
 
 
 def step(result: dict[str, Any], recipe: str = "slices") -> Numbers:
@@ -50,15 +58,20 @@ def step(result: dict[str, Any], recipe: str = "slices") -> Numbers:
 
 
 def time_to_loss(result: dict[str, Any], sparse: str = "slices_80") -> Numbers:
-    """Places the mean sparse run among the mean dense branches."""
+    """Returns means over the seeds that have R."""
+    found = ratios(result["runs"], LOSSES["heldout"])[sparse]
+    runs = {row["seed"]: row["seconds"] for row in result["runs"] if row["name"] == sparse}
+    return {
+        "dense seconds": statistics.fmean(runs[of.seed] / of.ratio for of in found),
+        "sparse seconds": statistics.fmean(runs[of.seed] for of in found),
+        "ratio": statistics.fmean(of.ratio for of in found),
+    }
 
-    def mean(run: str) -> tuple[float, float]:
-        rows = [row for row in result["runs"] if row["name"] == run]
-        return statistics.fmean(row["seconds"] for row in rows), statistics.fmean(row["heldout_loss"] for row in rows)
 
-    seconds, loss = mean(sparse)
-    dense, _ = time_of_loss([mean("dense@0.8"), mean("dense@1.0")], loss)
-    return {"dense seconds": dense, "sparse seconds": seconds, "ratio": seconds / dense}
+def rivals(result: dict[str, Any], runs: Sequence[str]) -> Numbers:
+    """Returns the mean R of each run."""
+    found = ratios(result["runs"], LOSSES["heldout"])
+    return {f"{run} ratio": statistics.fmean(of.ratio for of in found[run]) for run in runs}
 
 
 def ffn(result: dict[str, Any]) -> Numbers:
@@ -74,7 +87,10 @@ def experts(result: dict[str, Any]) -> Numbers:
 _STEP = "python -m experiments.bench.step --recipes=dense,slices --output=OUTPUT "
 _FFN = "python -m experiments.bench.ffn --tokens=16384 --shapes=2048x8192 --output=OUTPUT "
 _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_size=16384"
-_TIME = "python -m experiments.quality.time_to_loss --data=data/python --output=OUTPUT "
+_TIME = (
+    "python -m experiments.quality.time_to_loss --data=data/python --second_data=data/other --output=OUTPUT "
+    "--workdir=OUTPUT-runs "
+)
 ROWS = {
     "step_llama1b": Row(
         _STEP + "--config=configs/llama1b.py --config.sparsity.dense_layers=0",
@@ -111,30 +127,69 @@ ROWS = {
         functools.partial(step, recipe="dense_slices"),
     ),
     "time_llama1b": Row(
-        _TIME
-        + "--suite=llama1b --runs=dense,slices_80_first_dense --workdir=runs/llama1b --gpus=0,1 --seeds=13,14,15,16",
+        _TIME + "--suite=llama1b --runs=dense,slices_80_first_dense --gpus=0,1 --seeds=13,14,15,16",
         "two H200s; a seed trains 1,600 s for dense with its branch, 980 s for slices",
         "time_llama1b_h200.json",
         functools.partial(time_to_loss, sparse="slices_80_first_dense"),
     ),
+    "time_llama1b_eighth": Row(
+        _TIME + "--suite=llama1b --runs=dense,slices_90_m_32_first_dense --gpus=0,1 --seeds=13,14,15,16",
+        "two H200s; a seed trains 1,600 s for dense with its branch, 880 s for slices",
+        "time_llama1b_h200.json",
+        functools.partial(time_to_loss, sparse="slices_90_m_32_first_dense"),
+    ),
     "time_gated": Row(
-        _TIME + "--suite=llama32_1b_4_layers --runs=dense,dense_slices_80 --workdir=runs/gated --gpus=0 --seeds=10,11",
+        _TIME + "--suite=llama32_1b_4_layers --runs=dense,dense_slices_80 --gpus=0 --seeds=10,11",
         "one H100; a seed trains 380 s for dense with its branch and 215 s for dense_slices",
         "time_llama32_1b_4_layers_h100.json",
         functools.partial(time_to_loss, sparse="dense_slices_80"),
     ),
     "time_afm": Row(
-        _TIME
-        + "--suite=afm_4_layers --runs=dense,slices_80 --workdir=runs/time_afm --gpus=0,1,2,3 --seeds=10,11,12,13",
+        _TIME + "--suite=afm_4_layers --runs=dense,slices_80 --gpus=0,1,2,3 --seeds=10,11,12,13",
         "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices",
         "time_afm_4_layers_h200.json",
         time_to_loss,
     ),
+    "time_afm_eighth": Row(
+        _TIME + "--suite=afm_4_layers --runs=dense,slices_90_m_32 --gpus=0,1 --seeds=18,19,22",
+        "two H200s; a seed trains about 555 s for dense with its branches and 240 s for slices",
+        "time_afm_4_layers_turned_h200.json",
+        functools.partial(time_to_loss, sparse="slices_90_m_32"),
+        more=("time_afm_4_layers_m_32_h200.json", "time_afm_4_layers_leaving_h200.json"),
+    ),
     "time_afm_fp8": Row(
-        _TIME + "--suite=afm_4_layers_fp8 --runs=dense,slices_80 --workdir=runs/time_fp8 --gpus=0,1 --seeds=16",
+        _TIME + "--suite=afm_4_layers_fp8 --runs=dense,slices_80 --gpus=0,1 --seeds=16",
         "two H100s; 410 s of training for dense with its branch, 250 s for slices",
         "time_afm_4_layers_all_fp8_h100.json",
         time_to_loss,
+    ),
+    "time_afm_fp8_over_bf16": Row(
+        _TIME + "--suite=afm_4_layers --runs=dense,dense_fp8,slices_80_fp8 --gpus=0,1 --seeds=15",
+        "two H100s; 560 s of training for dense with its branch, 345 s in FP8, 250 s for slices",
+        "time_afm_4_layers_fp8_h100.json",
+        functools.partial(rivals, runs=("dense_fp8", "slices_80_fp8")),
+    ),
+    **{
+        f"time_afm_{run}": Row(
+            f"{_TIME}--suite=afm_4_layers --runs=dense,{run} --gpus={gpus} --seeds={seed}",
+            f"{takes}; about 555 s of training for dense with its branch, 275 to 300 s for the other",
+            f"time_afm_4_layers_{file}.json",
+            functools.partial(rivals, runs=(run,)),
+        )
+        for run, seed, gpus, takes, file in (
+            ("dense_slices_80", 17, "0,1", "two H200s", "rates_h200"),
+            ("fixed_quarter_80", 14, "0,1", "two H100s", "controls_h100"),
+            ("quarter_width", 14, "0,1", "two H100s", "controls_h100"),
+            ("mixture_quarter", 10, "0,1", "two H200s", "h200"),
+        )
+    },
+    "time_narrow_afm": Row(
+        _TIME + "--suite=narrow_afm_4_layers --runs=dense,slices_80_rate_0.0011,mixture_quarter,quarter_width_longer "
+        "--gpus=0,1 --seeds=0,1,2,3",
+        "two H100s or H200s; a seed trains 350 s for dense with its branch, 220 to 310 s for each of the others",
+        "time_narrow_afm_4_layers_h100.json",
+        functools.partial(rivals, runs=("slices_80_rate_0.0011", "mixture_quarter", "quarter_width_longer")),
+        more=("time_narrow_afm_4_layers_turned_h200.json",),
     ),
     "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", "one H200", "ffn_16384_recipes_h200.json", ffn),
     "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", "one H200", "ffn_16384_venom_h200.json", ffn),
@@ -148,18 +203,18 @@ def tolerance(number: str) -> float:
 
 def compare(row: Row, result: dict[str, Any]) -> list[tuple[str, float, float, bool]]:
     """Returns name, expected value, found value and whether that is within the tolerance, for each number of a row."""
-    expected, found = row.read(json.loads((RESULTS / row.file).read_text())), row.read(result)
+    expected, found = row.read(row.expected()), row.read(result)
     return [(name, e, found[name], abs(found[name] - e) <= tolerance(name) * e) for name, e in expected.items()]
 
 
 def main(arguments: Sequence[str]) -> None:
     if len(arguments) == 1:
         for name, row in ROWS.items():
-            result = json.loads((RESULTS / row.file).read_text())
+            result = row.expected()
             takes = f"{row.takes}, {result['process_seconds']} s" if "process_seconds" in result else row.takes
             numbers = row.read(result).items()
             listed = ", ".join(f"{number} {value:.4g} +- {tolerance(number):.0%}" for number, value in numbers)
-            print(f"{name}: {takes}; {row.file}\n    {row.command}\n    {listed}")
+            print(f"{name}: {takes}; {', '.join((row.file, *row.more))}\n    {row.command}\n    {listed}")
         return
     if len(arguments) != 3 or arguments[1] not in ROWS:
         raise app.UsageError(f"name one of {', '.join(ROWS)} and its result file, or nothing")

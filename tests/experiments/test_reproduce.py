@@ -28,13 +28,18 @@ def test_every_result_file_of_the_readmes_tables_has_a_row():
 
 @pytest.mark.parametrize("name", reproduce.ROWS)
 def test_the_readme_has_the_numbers(name):
-    shown = {"ms": "{:.0f} ms", "seconds": "{:.0f} s", "ratio": "{:.2f} of the time", "gain": "{:.2f}x"}
-    for number, value in reproduce.ROWS[name].read(result(name)).items():
-        if text := shown.get(number.split()[-1]):
+    """R links the file of its row, but where the text links the section of results; a star marks extrapolation."""
+    row = reproduce.ROWS[name]
+    times = {"ms": "{:.0f} ms", "seconds": "{:.0f} s", "gain": "{:.2f}x"}
+    for number, value in row.read(row.expected()).items():
+        if text := times.get(number.split()[-1]):
             assert text.format(value) in README, number
+        elif number.endswith("ratio"):
+            links = rf"\[{value:.2f}(\\\*)?( of the time)?\]\((experiments/results/{row.file}|docs/results\.md#fp8)\)"
+            assert re.search(links, README), number
         else:
-            row = f"| `{number.split()[0]}` |"
-            assert any(f" {value:.1f}x " in line for line in README.splitlines() if line.startswith(row))
+            line = f"| `{number.split()[0]}` |"
+            assert any(f" {value:.1f}x " in row for row in README.splitlines() if row.startswith(line))
 
 
 def test_numbers_are_compared_within_their_tolerance(tmp_path, capsys):
