@@ -139,14 +139,13 @@ def _runs(steps: int, ffn_dim: int, **knobs: Any) -> dict[str, Overrides]:
         "quarter_width": quarter | _longer(steps, 1.2),
         "quarter_width_longer": quarter | _longer(steps, 1.6),
         "mixture_quarter": _DENSE | experts,
-        **_experts24(steps, experts, "mixture_quarter_"),
+        "mixture_quarter_experts24_stay": _experts24(steps, experts),
     }
 
 
-def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict[str, Overrides]:
-    """Returns a mixture whose experts are sparse on 80% of the steps, and one whose experts stay so."""
-    sparse = experts | {"sparsity.recipe": "experts24"}
-    return {f"{prefix}experts24": sparse | _until(steps, 80), f"{prefix}experts24_stay": sparse | _stay(steps)}
+def _experts24(steps: int, experts: Overrides) -> Overrides:
+    """Returns a mixture whose experts become sparse and stay so."""
+    return experts | {"sparsity.recipe": "experts24"} | _stay(steps)
 
 
 def _narrow_mixtures(steps: int) -> dict[str, Overrides]:
@@ -154,7 +153,7 @@ def _narrow_mixtures(steps: int) -> dict[str, Overrides]:
     runs = {"dense": _DENSE}
     for number in (16, 32, 64):
         experts = _experts(number, 2, 768)
-        runs |= {f"mixture_{number}": _DENSE | experts} | _experts24(steps, experts, f"mixture_{number}_")
+        runs |= {f"mixture_{number}": _DENSE | experts, f"mixture_{number}_experts24_stay": _experts24(steps, experts)}
     return runs
 
 
@@ -216,8 +215,12 @@ SUITES = {
     "llama1b_4_layers_mixture": Suite(
         llama1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS, "mixture_fine": _DENSE | _experts(32, 8, 1024)}
-        | _experts24(3052, _EXPERTS),
+        {
+            "dense": _DENSE,
+            "mixture": _DENSE | _EXPERTS,
+            "mixture_fine": _DENSE | _experts(32, 8, 1024),
+            "mixture_experts24_stay": _experts24(3052, _EXPERTS),
+        },
         lengths=(1.0, 1.5, 2.0),
     ),
     # Mixtures that have read 13 tokens for each active parameter of their layers, and the narrow dense llama of as many

@@ -1,6 +1,6 @@
 r"""Trains the runs of a suite side by side on the GPUs of a host, and records what each took and reached.
 
-    python -m experiments.quality.time_to_loss --suite=llama1b_4_layers --data=data/python --second_data=data/debian \
+    python -m experiments.quality.time_to_loss --suite=llama1b_4_layers --data=data/python --second_data=data/other \
         --workdir=runs/llama1b_4 --gpus=0,1,2,3 --runs=dense,slices_50,slices_80 --seeds=0,1,2,3 \
         --output=experiments/results/time_llama1b_4_layers_h200.json --minutes=9
     python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json
