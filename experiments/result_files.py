@@ -11,13 +11,18 @@ from typing import Any
 import jax
 from absl import flags
 
+from sparse_lm.files import replacing
+
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
 _IMPORTED = time.monotonic()
 
 
 def write_results(**tables: Any) -> None:
-    """Writes the machine, the seconds that the process took, and the tables, which may name another device."""
+    """Writes the machine, the seconds that the process took, and the tables, which may name another device.
+
+    The directory of the file is made if need be.
+    """
     results = dict(
         device=jax.devices()[0].device_kind,
         date=datetime.date.today().isoformat(),
@@ -25,7 +30,8 @@ def write_results(**tables: Any) -> None:
         platform_version=jax.devices()[0].client.platform_version.split("\n")[0],
         process_seconds=round(time.monotonic() - _IMPORTED),
     )
-    pathlib.Path(OUTPUT.value).write_text(json.dumps(results | tables, indent=1) + "\n")
+    with replacing(pathlib.Path(OUTPUT.value)) as partial:
+        partial.write_text(json.dumps(results | tables, indent=1) + "\n")
 
 
 def show(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Times of steps are those of whole steps, and what a step computes and communicates is counted with its parts."""
 
+import json
 import re
 import types
 
@@ -7,7 +8,7 @@ import jax
 import pytest
 
 from configs import tiny
-from experiments import timing
+from experiments import result_files, timing
 from experiments.bench import step, step_parts
 from experiments.bench.hlo_collectives import collectives
 from tests import small
@@ -54,6 +55,16 @@ def test_every_time_is_of_a_whole_step(begin, monkeypatch):
 def test_a_loss_that_is_not_finite_is_an_error():
     with pytest.raises(RuntimeError, match="the loss is nan"):
         timing.time_steps(lambda state, batch: (state, {"loss": float("nan")}), None, [None], warmup=0, timed=1)
+
+
+def test_results_are_written_where_no_directory_is_yet(tmp_path, monkeypatch):
+    """After hours of measuring."""
+    path = tmp_path / "runs" / "new.json"
+    monkeypatch.setattr(result_files, "OUTPUT", types.SimpleNamespace(value=path))
+    for rows in ([1], [1, 2]):
+        result_files.write_results(rows=rows)
+        assert json.loads(path.read_text()).items() >= {"rows": rows, "device": "cpu"}.items()
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.long
