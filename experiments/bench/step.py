@@ -1,13 +1,14 @@
 r"""Times the whole training step, dense and each recipe in turns in one process, on the run's real code.
 
-    python -m experiments.bench.step --config=configs/llama1b.py --output=experiments/results/step_1b_h100.json
+    python -m experiments.bench.step --config=configs/llama1b.py --config.sparsity.dense_layers=0 \
+        --output=experiments/results/step_llama1b_h200.json
 
     python -m experiments.bench.step --config=configs/llama1b.py --recipes=dense,dense_within_documents \
-        --output=experiments/results/step_llama1b_documents_h200.json
+        --output=experiments/results/step_llama1b_within_documents_h200.json
 
     NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/llama7b.py --config.mesh.fsdp=4 \
         --config.batch_size=16 --recipes=dense,slices --traced=0 \
-        --output=experiments/results/step_llama7b_fsdp_4x_h200.json
+        --output=experiments/results/step_llama7b_fsdp_4_h200.json
 
 Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew. Layers that the
 configuration keeps dense (`sparsity.dense_layers`) are dense here. Tokens are random and already on the device. A

@@ -5,7 +5,7 @@ on the kernels, on the reference, on the reference again, and on the reference w
 in two halves. The last two show how far runs drift apart that differ in the order of summation alone.
 
     python -m experiments.quality.kernel_agreement --config=configs/llama60m.py --config.data.path=data/corpus \
-        --output=experiments/results/kernel_agreement_h100.json
+        --output=experiments/results/kernel_agreement_h200.json
 
 The configuration says where the sparse phase starts and ends, and how many dense steps follow.
 """

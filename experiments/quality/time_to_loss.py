@@ -1,9 +1,9 @@
 r"""Trains the runs of a suite side by side on the GPUs of a host, and records what each took and reached.
 
-    python -m experiments.quality.time_to_loss --suite=llama1b_4_layers --data=data/python --second_data=data/other \
-        --workdir=runs/llama1b_4 --gpus=0,1,2,3 --runs=dense,slices_50,slices_80 --seeds=0,1,2,3 \
-        --output=experiments/results/time_llama1b_4_layers_h200.json --minutes=9
-    python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json
+    python -m experiments.quality.time_to_loss --suite=afm_4_layers --data=data/python --second_data=data/other \
+        --workdir=runs/time_afm --gpus=0,1,2,3 --runs=dense,slices_80,slices_stay --seeds=10,11,12,13 \
+        --output=experiments/results/time_afm_4_layers_h200.json --minutes=9
+    python -m experiments.quality.time_ratio experiments/results/time_afm_4_layers_h200.json
 
 GPUs work in pairs: for one seed dense runs on the first of a pair while the others run on the second, for the pair's
 next seed the other way round. `--queue`, once a GPU, says who runs what instead: --queue=dense:0,slices_50:1
