@@ -48,5 +48,6 @@ $(VENV)/test-installed: requirements-test.txt requirements-triton.txt $(VENV)/in
 	$(BIN)/python -m pip install --quiet -r requirements-triton.txt
 	touch $@
 
+# Runs and prepared data stay.
 clean:
-	rm -rf .venv .venv-3.12 runs data
+	rm -rf .venv .venv-3.12
