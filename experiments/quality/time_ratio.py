@@ -4,8 +4,8 @@ r"""Says in what share of dense's time runs reach dense's loss: R for each seed,
         experiments/results/time_llama32_1b_4_layers_h100.json experiments/results/time_afm_4_layers_h200.json \
         --figure=experiments/plots/time_to_loss.svg --names=slices_80_first_dense,slices_80,dense_slices_80
 
-Numbers are of the seeds in all files that have the first one's suite; the figure has a panel for each file, with R of
-the runs that `--names` names, where none of it is extrapolated.
+Numbers are of the seeds in all files that have the first one's suite. The figure has a panel for each file, with R if
+it is measured, not extrapolated, of exactly one run that `--names` names.
 
 R is a run's time over the time at which dense has the same held-out loss, by the branches of the dense run of the same
 seed: a straight line in the logarithm of time between two of them. Below 1 is a gain. The time is that of the training
@@ -140,6 +140,10 @@ def mark_ratio(axes: Axes, rows: Sequence[Row], name: str, found: dict[str, Any]
     axes.annotate(f"{mean:.2f} of the time", (middle, loss), ha="center", **below)
 
 
+def _is_extrapolated(found: dict[str, Any]) -> bool:
+    return any(ratio["extrapolated"] for ratio in found["seeds"])
+
+
 def _over_seeds(found: Sequence[Ratio], kind: str) -> dict[str, float | None] | None:
     values = [getattr(ratio, kind) for ratio in found]
     return None if None in values else summarise(values)._asdict()
@@ -190,8 +194,8 @@ def main(arguments: Sequence[str]) -> None:
             except ValueError as error:
                 refused.append(f"{results.path} is drawn without R: {error}")
                 continue
-            for name in filter(found.get, flags.FLAGS.names):
-                if not any(ratio["extrapolated"] for ratio in found[name]["seeds"]):
+            match [name for name in filter(found.get, flags.FLAGS.names) if not _is_extrapolated(found[name])]:
+                case [name]:  # R of several runs would overlap
                     mark_ratio(axes, results.data["runs"], name, found[name])
         figure.savefig(flags.FLAGS.figure, metadata={"Date": None})
     if refused:

@@ -324,22 +324,27 @@ def test_both_texts_are_reported_and_drawn_and_mistakes_named_in_one_line(tmp_pa
     one, other = (str(tmp_path / name) for name in ("time.json", "rising.json"))
     both = [f"--figure={tmp_path / 'both.svg'}", options[1]]
     (tmp_path / "empty.json").write_text(json.dumps(dict(suite="made_up", runs=[])))
+    names = "--names=slices_50,slices_80"  # R of both would overlap
+    twins = [run | dict(name="slices_80") for run in runs if run["name"] == "slices_50"]
+    (tmp_path / "twins.json").write_text(json.dumps(dict(suite="made_up", runs=runs + twins)))
     command_lines = [
         ("experiments.quality.time_ratio", [one, *options]),
         ("experiments.quality.time_ratio", [one, other, *both]),
+        ("experiments.quality.time_ratio", [str(tmp_path / "twins.json"), f"--figure={tmp_path / 'twins.svg'}", names]),
         ("experiments.quality.time_ratio", [one, options[0], "--names=slices_50,slices_05"]),
         ("experiments.quality.time_ratio", [one, str(tmp_path / "empty.json"), options[0]]),
         *(("experiments.quality.time_ratio", [one, str(tmp_path / name)]) for name in ("none.json", "time.svg")),
         ("experiments.quality.time_to_loss", ["--suite=tiny", "--data=nowhere", "--workdir=runs", "--output=out.json"]),
     ]
     imports = "import experiments.quality.time_ratio, experiments.quality.time_to_loss"
-    done, result, misspelt, empty, *others, without_data = run_modules(command_lines, tmp_path, imports)
+    done, result, twins, misspelt, empty, *others, without_data = run_modules(command_lines, tmp_path, imports)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("0.850 [0.215, 1.485]") == 2
     figure = (tmp_path / "time.svg").read_text()
     assert "slices 50" in figure and "0.85 of the time" in figure
     assert_refused(result, "rising.json is drawn without R: seed 0: dense's heldout_loss does not fall with time")
     assert (tmp_path / "both.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
+    assert twins.returncode == 0 and "of the time" not in (tmp_path / "twins.svg").read_text()
     assert_refused(misspelt, "--names: ['slices_05'] must be among dense, dense@0.8, dense@1.0, dense@1.2, slices_50")
     assert_refused(empty, "empty.json: has no runs yet")
     for refused, name in zip(others, ("none.json", "time.svg"), strict=True):
