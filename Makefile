@@ -18,11 +18,10 @@ train: $(VENV)/installed
 test: $(VENV)/installed
 	$(PYTEST) -m "not long" $(TESTS)
 
-# All tests.
+# All tests but slow ones, which compile kernels for more GPUs: python -m pytest -m slow.
 test-all: $(VENV)/test-installed pytest
 
-# All tests, but those that compare with PyTorch and transformers and those that compile Triton kernels are skipped
-# where these are not installed.
+# The same with what is installed: without PyTorch, transformers or Triton the tests that need them are skipped.
 pytest: $(VENV)/installed
 	$(PYTEST) $(TESTS)
 
