@@ -191,15 +191,11 @@ def test_weights_and_gradients_stay_in_their_dtype(name):
         assert [a.dtype for a in found] == [jnp.bfloat16] * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        (name, method)
-        for name, recipe in RECIPES.items()
-        for method in ("refresh", "refit", "leave", "adjust_gradients")
-        if getattr(recipe, method) is not getattr(Recipe, method)
-    ],
-)
+METHODS = "refresh", "refit", "leave", "adjust_gradients"
+READ = [(name, of) for name, recipe in RECIPES.items() for of in METHODS if getattr(recipe, of) != getattr(Recipe, of)]
+
+
+@pytest.mark.parametrize("name, method", READ)
 def test_what_reads_a_state_refuses_all_but_one_of_this_recipe_and_these_weights(name, method):
     def call(w1, w2, state):
         gradients = (w1, w2) if method == "adjust_gradients" else ()
