@@ -51,8 +51,8 @@ def matmul_24_fp8(
 
     Args:
       scale: f32, of the rows of a times what b_t has as a whole.
-      out_dtype: of the result. The kernel gives bfloat16 and float32, and takes multiples of 128 to sum over; the
-        reference takes any.
+      out_dtype: of the result. The kernel gives bfloat16 and float32, for a contracted dimension that is a multiple of
+        128, and refuses others; the reference takes any.
     """
     _check_operands("a", a, Sparse24, "b_t", b_t, out_dtype, transposed=True)
     for name, operand in (("a", a), ("b_t", b_t)):

@@ -62,8 +62,8 @@ def soft_threshold_24(
     """Computes beta S(w) of a weight, compressed and dense, from one read of w (2409.09099).
 
     Args:
-      w: [M, K] float, of one or more layers, one under the other; groups of four run along K.
-      scale: f32[n], the beta of each M / n rows.
+      w: of one or more layers, one under the other; groups of four run along D.
+      scale: f32, the beta of each F / layers rows.
     """
     check_matrix("w", w)
     check_float("dtype", dtype)
