@@ -56,7 +56,8 @@ def generate(
       The new tokens of each prompt, at most `max_new_tokens`.
 
     Raises:
-      ValueError: an empty prompt, a token that the model has not, or an argument out of its range.
+      ValueError: an empty prompt, a token that the model has not, or another argument than seeds out of its range.
+      OverflowError: a seed out of its range.
     """
     seeds = [0] * len(prompts) if seeds is None else seeds
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
