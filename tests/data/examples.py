@@ -34,7 +34,7 @@ class Documents(tuple):
 
 
 def held_out(corpus: Iterable[str]) -> tuple[Selection, Selection, Survey]:
-    """What `hold_out` makes of a corpus that is read in one piece."""
+    """Holds out of a corpus that is read in one piece."""
     return hold_out(corpus, lambda read: sum_up([survey_documents(read)]))
 
 

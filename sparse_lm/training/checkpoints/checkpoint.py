@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -31,6 +31,8 @@ from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint, S
 from sparse_lm.training.mesh import processes
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -173,8 +175,8 @@ def restore_params(
 
 
 def _newest_whole(
-    workdir: str | os.PathLike, checkpoints: Mapping[int, SavedCheckpoint], read: Callable[[SavedCheckpoint], Any]
-) -> tuple[Any, int]:
+    workdir: str | os.PathLike, checkpoints: Mapping[int, SavedCheckpoint], read: Callable[[SavedCheckpoint], _T]
+) -> tuple[_T, int]:
     """Applies `read` to the newest checkpoint that is not damaged; returns the result and its step."""
     newest = max(checkpoints)
     for step in sorted(checkpoints, reverse=True):
