@@ -3,7 +3,6 @@
 import gc
 import os
 import pathlib
-import tempfile
 from importlib.metadata import version
 
 # Most of the suite's time is XLA compiling small functions that run once: none is worth several threads' modules.
@@ -17,13 +16,6 @@ if version("jaxlib").startswith("0.10."):  # as of 0.11 there is no older code g
 # Devices that wait for another longer than 40 s, as on a busy machine, end the process unless told to wait longer.
 _WAIT = "--xla_cpu_collective_call_terminate_timeout_seconds=200"
 os.environ.setdefault("XLA_FLAGS", f"{_COMPILE_FAST} {_WAIT} --xla_force_host_platform_device_count=8")
-
-# Processes that tests start, and tests of the same small model, compile the same functions again. Workers have the
-# directory of the process that started them.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _COMPILED = tempfile.TemporaryDirectory()
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
