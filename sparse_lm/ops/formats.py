@@ -76,7 +76,7 @@ class Sparse24:
 
     def take_columns(self, columns: Array) -> Array:
         """Takes some columns of the dense matrix, [M, n] for int32 [n]; the others are not unpacked."""
-        first, second = (position[:, columns // 4] for position in unpack_metadata(self.metadata))
+        first, second = unpack_metadata_columns(self.metadata, columns)
         low, high = (self.values[:, columns // 4 * 2 + member] for member in range(2))
         zero, lane = jnp.zeros((), self.dtype), (columns % 4).astype(jnp.uint32)
         return jnp.where(first == lane, low, jnp.where(second == lane, high, zero))[: self.shape[0]]
@@ -190,6 +190,15 @@ def unpack_metadata_rows(metadata: Array, rows: Array) -> tuple[Array, Array]:
     words = lax.bitcast_convert_type(metadata, jnp.uint32)[tile, :, lanes].swapaxes(1, 2)  # row, k tile, t
     halves = words >> (16 * (row // 8 % 2)).astype(jnp.uint32)[..., None] & 0xFFFF
     return _positions(halves.reshape(rows.shape[0], -1))
+
+
+def unpack_metadata_columns(metadata: Array, columns: Array) -> tuple[Array, Array]:
+    """Returns what `unpack_metadata` does of the groups that some columns int32[n] are in, uint32 [Mp, n] each."""
+    words = lax.bitcast_convert_type(metadata, jnp.uint32).reshape(*metadata.shape[:2], 4, 8, 4)
+    words = words[:, columns // TILE, :, :, columns % TILE // 16]  # column, tile, warp, g
+    halves = jnp.stack([words & 0xFFFF, words >> 16], axis=3).reshape(columns.shape[0], -1)
+    nibbles = halves >> (columns % 16 // 4 * 4).astype(jnp.uint32)[:, None] & 0xF
+    return nibbles.T & 3, nibbles.T >> 2
 
 
 def _positions(halves: Array) -> tuple[Array, Array]:

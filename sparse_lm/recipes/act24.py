@@ -74,7 +74,7 @@ class Act24(Recipe):
         gradients = ops.squared_relu_gradients(dy, y, implementation=ffn.implementation)
         with jax.named_scope("grad_input"):
             dx = self._sparse(gradients.dh, ffn.w1.dense, ffn)
-        busy = busiest_neurons(y, self.dense_features)
+        busy = busiest_neurons(gradients.y_t, self.dense_features)
         with jax.named_scope("grad_up"):
             dw1 = self._weight_gradient(gradients.dh_t, gradients.dh, x, busy, ffn)
         with jax.named_scope("grad_down"):
@@ -98,11 +98,14 @@ class Act24(Recipe):
 
 
 @jax.named_call
-def busiest_neurons(y: Sparse24, share: float) -> Array | None:
-    """Returns int32[n], the `share` of neurons with the most non-zeros, n rounded up to 128; None for no neurons."""
-    neurons = y.shape[1]
+def busiest_neurons(y_t: Sparse24, share: float) -> Array | None:
+    """Returns int32[n], the `share` of neurons with the most non-zeros, n rounded up to 128; None for no neurons.
+
+    Counts those that 2:4 along tokens keeps: positions of Y's other form would have to be unpacked.
+    """
+    neurons = y_t.shape[0]
     multiple = min(DENSE_FEATURES_MULTIPLE, neurons)
     count = min(neurons, -(-round(neurons * share) // multiple) * multiple)
     if count == 0:
         return None
-    return lax.top_k(jnp.sum(y.to_dense() != 0, axis=0), count)[1]
+    return lax.top_k(jnp.sum(y_t.values[:neurons] != 0, axis=1), count)[1]

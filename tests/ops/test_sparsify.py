@@ -32,6 +32,9 @@ def test_values_and_metadata_are_laid_out_as_described(shape):
     np.testing.assert_array_equal(sparse.values, values)
     np.testing.assert_array_equal(np.asarray(sparse.metadata).view(np.uint32), metadata)
     assert sparse.metadata.dtype == jnp.int32
+    some, dense = np.array([67, 0, 13, 66, 30]), np.asarray(jitted.dense(sparse))  # in any order
+    np.testing.assert_array_equal(sparse.take_columns(some), dense[:, some])
+    np.testing.assert_array_equal(sparse.take_rows(some), dense[some])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -57,7 +57,8 @@ def act24(a, *, dense_features, rounded=None, draw=None):
     """Of FP8, `rounded` is what e4m3 leaves of a matrix, with a scale along an axis or one."""
     rounded = rounded or (lambda z, _: z)
     y = np.square(np.maximum(rounded(a.x, 1) @ rounded(a.w1, None).T, 0))
-    counts = (y * top_two_of_four(y) != 0).sum(0)
+    stored = (y * top_two_of_four(y))[a.order]
+    counts = (stored * top_two_of_four(stored, axis=0) != 0).sum(0)
     busy = np.argsort(-counts, kind="stable")[: min(y.shape[1], -(-round(y.shape[1] * dense_features) // 128) * 128)]
 
     def weight_gradient(z, b):
