@@ -142,6 +142,9 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         yield "sparsity.recipe", recipe.name in able, allowed
     if not recipe.products:
         return
+    if m.experts:
+        most = f"must be at most model.experts_per_token = {m.experts_per_token}"
+        yield "sparsity.experts", recipe.choices_of(m.experts_per_token) <= m.experts_per_token, most
     yield "sparsity.end_step", s.start_step <= s.end_step, f"must be {s.start_step} (start_step) or more"
     yield "sparsity.end_step", s.end_step <= c.steps, f"must not be after config.steps = {c.steps}"
     if not s.phase:

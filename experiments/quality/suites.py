@@ -148,6 +148,19 @@ def _experts24(steps: int, experts: Overrides) -> Overrides:
     return experts | {"sparsity.recipe": "experts24"} | _stay(steps)
 
 
+def _sparse_experts(steps: int) -> dict[str, Overrides]:
+    """Returns a mixture with dense experts, and with sparse ones, all of a token's or its two best in the phase."""
+    two = {"sparsity.experts": 2}
+    return {
+        "dense": _DENSE,
+        "experts24_stay": _experts24(steps, {}),
+        "experts24_two_80": {"sparsity.recipe": "experts24"} | two | _until(steps, 80),
+        "experts24_two_stay": _experts24(steps, two),
+        # Two dense experts of the same model in all steps.
+        "dense_two": _DENSE | {"model.experts_per_token": 2},
+    }
+
+
 def _narrow_mixtures(steps: int) -> dict[str, Overrides]:
     """Returns a dense llama and mixtures of as many active neurons, with dense and with sparse experts."""
     runs = {"dense": _DENSE}
@@ -222,6 +235,10 @@ SUITES = {
             "mixture_experts24_stay": _experts24(3052, _EXPERTS),
         },
         lengths=(1.0, 1.5, 2.0),
+    ),
+    # Sparse experts against dense ones, in the first mixture of that suite.
+    "mixture_4_layers": Suite(
+        llama1b, _base(3052, 300, 3e-4, **_BATCH, **_EXPERTS, **{"model.layers": 4}), _sparse_experts(3052)
     ),
     # Mixtures that have read 13 tokens for each active parameter of their layers, and the narrow dense llama of as many
     # active neurons: 200 M tokens in 6104 steps. Rates and numbers of experts are compared over 100 M.

@@ -189,6 +189,10 @@ class Recipe:
         """Returns dX [T, D], and dW1 and dW2 [F, D] in the dtype of the weights."""
         raise NotImplementedError
 
+    def choices_of(self, choices: int) -> int:
+        """Returns how many experts a token meets, of a mixture of which it chooses so many in dense steps."""
+        return choices
+
     def block_of_experts(self, pairs: int, experts: int) -> int:
         """Returns v, the slots of a block, for so many (token, choice) pairs of a mixture."""
         self._check_activation(self.computes_experts, "experts")
