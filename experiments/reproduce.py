@@ -74,9 +74,9 @@ def rivals(result: dict[str, Any], runs: Sequence[str]) -> Numbers:
     return {f"{run} ratio": statistics.fmean(of.ratio for of in found[run]) for run in runs}
 
 
-def ffn(result: dict[str, Any]) -> Numbers:
+def ffn(result: dict[str, Any], recipes: Sequence[str]) -> Numbers:
     rows = [row for row in result["ffn"] if (row["tokens"], row["dim"]) == (16384, 2048)]
-    return {row["recipe"]: row["both_speedup"] for row in rows if "both_speedup" in row}
+    return {row["recipe"]: row["both_speedup"] for row in rows if row["recipe"] in recipes}
 
 
 def experts(result: dict[str, Any]) -> Numbers:
@@ -191,8 +191,19 @@ ROWS = {
         functools.partial(rivals, runs=("slices_80_rate_0.0011", "mixture_quarter", "quarter_width_longer")),
         more=("time_narrow_afm_4_layers_turned_h200.json",),
     ),
-    "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", "one H200", "ffn_16384_recipes_h200.json", ffn),
-    "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", "one H200", "ffn_16384_venom_h200.json", ffn),
+    **{
+        name: Row(
+            f"{_FFN}--recipes='{','.join(recipes)}'",
+            "one H200",
+            f"ffn_{file}_h200.json",
+            functools.partial(ffn, recipes=recipes),
+        )
+        for name, file, recipes in (
+            ("ffn", "16384_recipes", ("slices 2:16", "fst", "sste")),
+            ("ffn_venom", "16384_venom", ("venom 128:2:16",)),
+            ("ffn_act24", "act24", ("act24",)),
+        )
+    },
     "experts": Row("python -m experiments.bench.experts --output=OUTPUT", "one H200", "experts_h200.json", experts),
 }
 
