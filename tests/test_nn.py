@@ -197,3 +197,6 @@ def test_moments_of_an_optax_state():
     for of_rows in (optax.adafactor(1e-3, min_dim_size_to_factor=1), optax.sm3(1e-3)):
         with pytest.raises(ValueError, match=r"of the optimizer has shape \(\d.*, its parameter \(2, \d, 3\)"):
             sort_moments(of_rows.init(params), params, {("ffn",): order})
+    flat = optax.flatten(optax.adam(1e-3)).init(params)
+    with pytest.raises(ValueError, match=r"of the optimizer, of shape \(84,\), is of no one parameter"):
+        sort_moments(flat, params, {("ffn",): order})
