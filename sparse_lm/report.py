@@ -15,7 +15,7 @@ from absl import flags
 
 from sparse_lm import entry_point
 from sparse_lm.errors import OutputError
-from sparse_lm.files import writing
+from sparse_lm.files import replacing, writing
 from sparse_lm.reporting.page import page
 from sparse_lm.reporting.run import read_runs
 
@@ -29,9 +29,8 @@ def report(workdirs: Sequence[str], output: str) -> Path:
     if path.suffix != ".html":
         raise OutputError(output, "must end in .html")
     text = page(read_runs(workdirs))
-    with writing(OutputError, output):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    with writing(OutputError, output), replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
     return path
 
 

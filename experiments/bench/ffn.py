@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -137,7 +138,10 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_list("tokens", ["8192", "16384", "32768", "65536"], "Tokens, T.")
+    flags.register_validator("tokens", lambda tokens: all(map(str.isdecimal, tokens)), "must be whole numbers")
     flags.DEFINE_list("shapes", ["2048x8192", "4096x16384"], "Model width x neurons.")
+    of_shape = re.compile(r"\d+x\d+")
+    flags.register_validator("shapes", lambda shapes: all(map(of_shape.fullmatch, shapes)), "must be like 2048x8192")
     flags.DEFINE_enum("activation", SQUARED_RELU, ACTIVATIONS, "Of the hidden layer.")
     flags.DEFINE_list("recipes", [], "Names of recipes, beside dense; by default all that compute the activation.")
     flags.DEFINE_list("imbalance", ["1"], "Tokens of the busiest expert, in even shares.")
