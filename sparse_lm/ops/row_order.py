@@ -6,7 +6,8 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Shaped
 
 
@@ -32,6 +33,15 @@ def dispatch(x: Shaped[Array, " T *rest"], rows: RowOrder | None) -> Shaped[Arra
 def combine(y: Shaped[Array, " slots *rest"], rows: RowOrder | None) -> Shaped[Array, " T *rest"]:
     """Moves rows back from their slots, [Tp, ...] to [T, ...]. What rows without a slot get is not defined."""
     return y if rows is None else y[rows.position]
+
+
+def in_rows(x: Shaped[Array, "M N"]) -> Shaped[Array, "M N"]:
+    """Stores what was gathered once, row after row.
+
+    XLA would lay it out as one of its consumers likes best, gathering single numbers in place of rows, or gather it
+    anew in each of them.
+    """
+    return lax.optimization_barrier(with_layout_constraint(x, Layout(major_to_minor=(0, 1))))
 
 
 def inverted_index(kept: Array, slices: int) -> tuple[Array, Array]:

@@ -26,7 +26,7 @@ from jax import Array, lax
 from sparse_lm import ops
 from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.row_order import RowOrder, combine, dispatch
+from sparse_lm.ops.row_order import RowOrder, combine, dispatch, in_rows
 from sparse_lm.recipes.base import FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
 
 DENSE_FEATURES_MULTIPLE = 128  # dense features are counted in whole tensor-core tiles (2503.16672)
@@ -58,7 +58,7 @@ class Act24(Recipe):
         if ffn.order is not None:
             position = jnp.zeros_like(ffn.order).at[ffn.order].set(jnp.arange(x.shape[0], dtype=jnp.int32))
             rows = RowOrder(ffn.order, position)
-        x = dispatch(x, rows)
+        x = in_rows(dispatch(x, rows))
         with jax.named_scope("up"):
             h = self._dense(x, ffn.w1.dense.T)
         y, seen = ops.squared_relu_24(h, implementation=ffn.implementation)
@@ -68,7 +68,7 @@ class Act24(Recipe):
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
-        do = dispatch(do, rows)
+        do = in_rows(dispatch(do, rows))
         with jax.named_scope("grad_hidden"):
             dy = self._dense(do, ffn.w2.dense.T)
         gradients = ops.squared_relu_gradients(dy, y, implementation=ffn.implementation)
@@ -94,7 +94,8 @@ class Act24(Recipe):
         product = multiply(a_t, b, out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
         if busy is None:
             return product
-        return product.at[busy].set(jnp.matmul(a.take_columns(busy).T, b, preferred_element_type=ffn.gradient_dtype))
+        of_busy = in_rows(a.take_columns(busy))
+        return product.at[busy].set(jnp.matmul(of_busy.T, b, preferred_element_type=ffn.gradient_dtype))
 
 
 @jax.named_call
