@@ -62,6 +62,7 @@ def rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
 
 def _run_rules(c: Config) -> Iterator[Rule]:
     yield "init_from", not (c.init_from and c.model.experts), "must be empty with model.experts"
+    yield "steps", c.steps < 2**31, "must be less than 2^31"
     yield "seed", 0 <= c.seed < 2**32, "must be in 0..2^32 - 1"
     masked = "must be even with model.document_separator: cuDNN's attention takes masks of no other length"
     yield "seq_len", c.seq_len % 2 == 0 or c.model.document_separator < 0, masked
@@ -142,15 +143,15 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         yield "sparsity.recipe", recipe.name in able, allowed
     if not recipe.products:
         return
-    if m.experts:
-        most = f"must be at most model.experts_per_token = {m.experts_per_token}"
-        yield "sparsity.experts", recipe.choices_of(m.experts_per_token) <= m.experts_per_token, most
     yield "sparsity.end_step", s.start_step <= s.end_step, f"must be {s.start_step} (start_step) or more"
     yield "sparsity.end_step", s.end_step <= c.steps, f"must not be after config.steps = {c.steps}"
     if not s.phase:
         return
     needs = f"needs sparsity.end_step = config.steps = {c.steps} to be False: a run must end in the phase it stays in"
     yield "sparsity.leave", s.leave or s.end_step == c.steps, needs
+    if m.experts:
+        most = f"must be at most model.experts_per_token = {m.experts_per_token}"
+        yield "sparsity.experts", recipe.choices_of(m.experts_per_token) <= m.experts_per_token, most
     width_key, width = ("model.expert_dim", m.expert_dim) if m.experts else ("model.ffn_dim", m.ffn_dim)
     if recipe.sparse_weights:
         yield "model.dim", m.dim % 4 == 0, f"must be a multiple of 4 for recipe {recipe.name!r} (2:4 weights)"

@@ -133,8 +133,8 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
         there must have a row for each neuron, or two with a gate.
 
     Raises:
-      ValueError: a path that has no parameters, or an array of the optimizer whose shape is not its parameter's, or
-        that is no parameter's (`optax.flatten`).
+      ValueError: a path that has no parameters, or some that its order does not fit; an array of the optimizer whose
+        shape is not its parameter's, or as long as an order that is no parameter's (`optax.flatten`).
     """
     shapes = {_path(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
     order_of: dict[Path, Array | None] = {}
@@ -143,14 +143,18 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
         if not below:
             raise ValueError(f"no parameters are at {prefix}")
         order_of |= dict.fromkeys(below, order)
-
-    any_order = any(order is not None for order in orders.values())
+        if order is not None:
+            rows = [(*order.shape[:-1], per_neuron * order.shape[-1]) for per_neuron in (1, 2)]
+            if misfits := [f"{path} {[*shapes[path]]}" for path in below if shapes[path][:-1] not in rows]:
+                allowed = f"[..., F, D], or [..., 2 F, D] with a gate, where their order {[*order.shape]} is [..., F]"
+                raise ValueError(f"{', '.join(misfits)} must be {allowed}")
+    fewest = min((order.shape[-1] for order in orders.values() if order is not None), default=math.inf)
 
     def sort(path: Any, leaf: Any) -> Any:
         path = _path(path)
         within = (path[first:last] for last in range(len(path), 0, -1) for first in range(last))
         parameter = next((part for part in within if part in shapes), None)
-        if parameter is None and any_order and jnp.size(leaf) > 1 and jnp.issubdtype(leaf.dtype, jnp.floating):
+        if parameter is None and jnp.size(leaf) >= fewest and jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"{path} of the optimizer, of shape {leaf.shape}, is of no one parameter")
         if (order := order_of.get(parameter)) is None or leaf.size == 1:  # a number of the whole parameter
             return leaf

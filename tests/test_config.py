@@ -65,6 +65,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"model.experts": 8, "sparsity.recipe": "dense", "model.precision": "fp8"}, "model.precision", "no FP8"),
         ({"model.head_dim": -2}, "model.head_dim", "must not be negative"),
         ({"steps": 0}, "steps", "positive"),
+        ({"steps": 2**31}, "steps", "less than 2^31"),
         ({"seed": 2**32}, "seed", "2^32"),
         ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm", "finite"),
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),

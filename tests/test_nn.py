@@ -192,6 +192,10 @@ def test_moments_of_an_optax_state():
     jax.tree.map(np.testing.assert_array_equal, same, opt_state)
     with pytest.raises(ValueError, match=r"no parameters are at \('fnn',\)"):
         sort_moments(opt_state, params, {("fnn",): order})
+    with pytest.raises(ValueError, match=r"\('ffn', 'up'\) \[2, \d, 3\].* must be \[..., F, D\].* order \[4\] is"):
+        sort_moments(opt_state, params, {("ffn",): order[0]})
+    muon = optax.contrib.muon(1e-3).init(params)  # whose coefficients are no moments
+    sort_moments(muon, params, {("ffn",): order})
     numbers = optax.novograd(1e-3).init(params)  # one a parameter
     jax.tree.map(np.testing.assert_array_equal, sort_moments(numbers, params, {("ffn",): order}), numbers)
     for of_rows in (optax.adafactor(1e-3, min_dim_size_to_factor=1), optax.sm3(1e-3)):

@@ -190,7 +190,7 @@ class Recipe:
         raise NotImplementedError
 
     def choices_of(self, choices: int) -> int:
-        """Returns how many experts a token meets, of a mixture of which it chooses so many in dense steps."""
+        """Returns how many experts a token must choose, of a mixture of which it chooses so many in dense steps."""
         return choices
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
@@ -327,6 +327,9 @@ class Recipe:
         self._check_activation(self.computes_experts, "experts")
         if groups.axis != (axis := axes.tensor or axes.expert):
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
+        if (choices := self.choices_of(groups.choices)) != groups.choices:
+            knob = f"experts = {choices} of recipe {self.name!r}"
+            raise ValueError(f"{knob}: the groups have {groups.choices} choices a token, and must have as many")
         self._check_arrays(w1, w2, x)
         if axes == ONE_DEVICE:
             _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)

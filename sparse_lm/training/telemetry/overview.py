@@ -38,8 +38,8 @@ def print_overview(
     read = {part.directory: windows * share / len(part.train) for part, share in data.shares or ((data, 1.0),)}
     epochs = {directory: f"{times:.3g}" for directory, times in read.items()}
     attention = attention_implementation(np.dtype(model.dtype), model.head_width)
-    # Each phase with its first and last step, such as "sparse 60..159".
-    groups = [(phase, list(steps)) for phase, steps in itertools.groupby(range(config.steps), config.phase)]
+    phase = config.sparsity.phase
+    bounds = itertools.pairwise(sorted({0, phase.start, phase.stop, config.steps}))
     print(f"{workdir}: {f'going on from step {start}' if start else 'starting'}")
     _print_table(
         {
@@ -50,13 +50,13 @@ def print_overview(
             "devices": f"{config.mesh.devices} x {devices[0].device_kind}"
             + (f", of {len(devices)}" if len(devices) > config.mesh.devices else ""),
             "attention": {"xla": "XLA", "cudnn": "cuDNN"}[attention],
-            "phases": ", ".join(f"{phase} {steps[0]}..{steps[-1]}" for phase, steps in groups),
+            "phases": ", ".join(f"{config.phase(first)} {first}..{end - 1}" for first, end in bounds),
         }
     )
     for directory, times in epochs.items():
         if float(times) > 1:
             _log.warning("every training window of %s is read %s times: steps take more than it has", directory, times)
-    if not config.sparsity.phase:
+    if not phase:
         return
     print("sparse phase:")
     dense = config.sparsity.dense_layers
