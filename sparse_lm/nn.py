@@ -134,7 +134,7 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
 
     Raises:
       ValueError: a path that has no parameters, or some that its order does not fit; an array of the optimizer whose
-        shape is not its parameter's, or as long as an order that is no parameter's (`optax.flatten`).
+        shape is not its parameter's, or one that may hold neurons and is no parameter's (`optax.flatten`).
     """
     shapes = {_path(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
     order_of: dict[Path, Array | None] = {}
