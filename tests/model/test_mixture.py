@@ -70,7 +70,7 @@ def test_the_z_loss_has_its_gradient():
 
 
 def test_fewer_experts_in_the_phase_are_those_of_a_model_that_chooses_as_many():
-    """With `experts` a token meets its best ones, and their gates sum to 1."""
+    """A token meets its best ones, and their gates sum to 1."""
     graphdef, params = layer(experts_per_token=4)
     fewer_graphdef, _ = layer(experts_per_token=2)
     recipe = Experts24(v=16)

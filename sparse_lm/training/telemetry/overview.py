@@ -39,7 +39,7 @@ def print_overview(
     epochs = {directory: f"{times:.3g}" for directory, times in read.items()}
     attention = attention_implementation(np.dtype(model.dtype), model.head_width)
     phase = config.sparsity.phase
-    bounds = itertools.pairwise(sorted({0, phase.start, phase.stop, config.steps}))
+    bounds = itertools.pairwise(sorted({0, config.steps, *((phase.start, phase.stop) if phase else ())}))
     print(f"{workdir}: {f'going on from step {start}' if start else 'starting'}")
     _print_table(
         {

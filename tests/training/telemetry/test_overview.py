@@ -20,10 +20,11 @@ PARAMETERS = {
 
 @pytest.mark.parametrize(
     "recipe, windows, epochs",
-    [("dense", [480], "0.1"), ("dense", [32], "1.5"), ("dense", [46], "1.04"), ("experts24", [360, 24], "0.1 and 0.5")],
+    [("dense", [480], "0.1"), ("dense", [32], "1.5"), ("sste", [46], "1.04"), ("experts24", [360, 24], "0.1 and 0.5")],
 )
 def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(recipe, windows, epochs, capsys, caplog):
-    changes = {"seq_len": 33} if recipe == "dense" else {"model.activation": "gated_relu2"}
+    empty_phase = {"sparsity.start_step": 4, "sparsity.end_step": 4}
+    changes = {"model.activation": "gated_relu2"} if recipe == "experts24" else {"seq_len": 33, **empty_phase}
     config = small.config(recipe, **changes)
     trainer = make_trainer(config)
     state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
@@ -39,10 +40,10 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(reci
     tokens = config.tokens_per_step
     kind = jax.devices()[0].device_kind
     assert {name: fact.strip() for name, fact in facts.items()} == {
-        "parameters": PARAMETERS[recipe], "data": "a corpus", "attention": "XLA",
+        "parameters": PARAMETERS.get(recipe, PARAMETERS["dense"]), "data": "a corpus", "attention": "XLA",
         "devices": f"1 x {kind}" + (f", of {len(jax.devices())}" if len(jax.devices()) > 1 else ""),
         "tokens": f"{tokens} a step, {12 * tokens:,} in all, {epochs} epochs",
-        "phases": "dense 0..11" if recipe == "dense" else "dense 0..3, sparse 4..7, dense 8..11",
+        "phases": "dense 0..3, sparse 4..7, dense 8..11" if recipe == "experts24" else "dense 0..11",
     }  # fmt: skip
     more = epochs in ("1.5", "1.04")
     assert (f"every training window of here is read {epochs} times" in caplog.text) == more
