@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparse_lm.ops import formats
+from sparse_lm.ops.activations import ACTIVATIONS
 from sparse_lm.recipes import RECIPES
-from sparse_lm.recipes.activations import ACTIVATIONS
 from sparse_lm.recipes.base import PRECISIONS, Rule, Shape
 
 if TYPE_CHECKING:

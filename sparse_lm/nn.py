@@ -22,8 +22,8 @@ from flax import nnx
 from jax import Array
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
+from sparse_lm.ops.activations import SQUARED_RELU
 from sparse_lm.recipes import DENSE, Recipe, Slices
-from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.routing import sort_neurons
 
 _SLICES = Slices()

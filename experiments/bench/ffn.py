@@ -30,8 +30,8 @@ from experiments.kernels.operands import random_matrix
 from experiments.result_files import write_results
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.ops import fp8
+from sparse_lm.ops.activations import ACTIVATIONS, SQUARED_RELU, rows_per_neuron
 from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Recipe, Slices, SSte, Venom
-from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, rows_per_neuron
 
 RECIPES: dict[str, Recipe] = {
     "act24": Act24(),

@@ -32,7 +32,11 @@ _SCOPES = {
     "optimizer": "optimizer",
 }
 PARTS = {scope: part for part, scopes in _SCOPES.items() for scope in scopes.split()}
-HIDDEN_LAYER = ("squared_relu", "gated_squared_relu")  # how names of kernels begin that are of "FFN, other" by scope
+HIDDEN_LAYER = (
+    "squared_relu",
+    "gated_squared_relu",
+    "hidden_gradients",
+)  # how names of kernels begin that are of "FFN, other" by scope
 
 
 class Kernel(NamedTuple):

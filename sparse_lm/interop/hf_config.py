@@ -13,7 +13,7 @@ from typing import Any
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.errors import ConfigError
-from sparse_lm.recipes.activations import GATES
+from sparse_lm.ops.activations import GATES
 
 _OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gated_relu2": "relu2"}
 """hidden_act, by `ModelConfig.activation`."""

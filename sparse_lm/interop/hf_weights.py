@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from sparse_lm.config import ModelConfig
 from sparse_lm.interop.hf_config import rotates_halves
 from sparse_lm.model import llama, mixture
-from sparse_lm.recipes.activations import GATES
+from sparse_lm.ops.activations import GATES
 
 _LAYER = {
     ("attention_norm",): "input_layernorm",

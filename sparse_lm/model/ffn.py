@@ -14,8 +14,8 @@ from jax import Array
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
+from sparse_lm.ops.activations import rows_per_neuron
 from sparse_lm.recipes import Recipe
-from sparse_lm.recipes.activations import rows_per_neuron
 from sparse_lm.recipes.weight_forms import WeightForms
 
 

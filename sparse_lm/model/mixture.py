@@ -34,8 +34,8 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.model.linear import exact_linear
+from sparse_lm.ops.activations import rows_per_neuron
 from sparse_lm.recipes import DENSE, Recipe
-from sparse_lm.recipes.activations import rows_per_neuron
 from sparse_lm.recipes.differentiable import RESIDUALS
 from sparse_lm.recipes.groups import group_by_expert
 from sparse_lm.recipes.routing import expert_load

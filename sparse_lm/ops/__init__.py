@@ -15,6 +15,7 @@ from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.hidden import (
     gated_squared_relu_24,
     gated_squared_relu_gradients,
+    hidden_gradients,
     squared_relu_24,
     squared_relu_gradients,
     squared_relu_venom,
@@ -47,6 +48,7 @@ __all__ = [
     "grouped_down",
     "grouped_up",
     "grouped_weights",
+    "hidden_gradients",
     "matmul_24",
     "matmul_24_fp8",
     "matmul_venom",

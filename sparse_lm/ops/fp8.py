@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -177,8 +177,8 @@ def sum_over_rows_24(
     It is not differentiable. `implementation` and what is raised are those of `matmul_24_fp8`.
     """
     (a_t, scale), columns = _by_rows_24(transposed), by_columns(b)
-    summed = matmul_24_fp8(a_t, columns.values.T, scale, out_dtype=out_dtype, implementation=implementation)
-    return summed * columns.scale.astype(out_dtype)
+    options: dict[str, Any] = dict(out_dtype=out_dtype, implementation=implementation)
+    return matmul_24_fp8(a_t, columns.values.T, scale, columns.scale, **options)
 
 
 def _by_rows_24(a: Sparse24) -> tuple[Sparse24, Array]:

@@ -3,7 +3,7 @@
     Y = relu(H)^2, of which the sparse form is kept        forward
     dH = 2 relu(H) dY = 2 sqrt(Y) dY where Y is stored     backward
 
-and with a gate G beside each neuron's own U in H, Y = relu(G)^2 U.
+and with a gate G beside each neuron's own U in H, Y = relu(G)^2 U. `hidden_gradients` is for layers that stay dense.
 
 A backend's kernels take one pass over memory each, as memory is what limits them ("Passes over memory" in
 docs/kernels.md).
@@ -15,20 +15,25 @@ from jax import Array
 from jaxtyping import Float
 
 from sparse_lm.ops import backends
+from sparse_lm.ops.activations import rows_per_neuron
 from sparse_lm.ops.checks import check_block, check_format, check_group, check_ids, check_matrix
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 
 
 def squared_relu_24(
-    h: Float[Array, "T F"], *, implementation: str | None = None
+    h: Float[Array, "T F"], *, factor: Float[Array, "T 1"] | None = None, implementation: str | None = None
 ) -> tuple[Float[Sparse24, "T F"], HiddenStats]:
     """Keeps the two largest of each four of Y = relu(h)^2 (2109.08668, 2503.16672).
+
+    Args:
+      factor: what to multiply the rows of h by first, in its dtype.
 
     Returns:
       Y [T, F], 2:4 along F, in the dtype of h: squared in float32, rounded once; and what selection saw.
     """
     check_matrix("h", h)
-    return backends.dispatch("squared_relu_24", implementation, h)
+    _check_factor("h", h, factor)
+    return backends.dispatch("squared_relu_24", implementation, h, factor=factor)
 
 
 def squared_relu_venom(
@@ -46,6 +51,7 @@ def squared_relu_gradients(
     y: Float[Sparse24, "T S"] | Float[SparseVenom, "T F"],
     *,
     key: Array | None = None,
+    factor: Float[Array, "T 1"] | None = None,
     implementation: str | None = None,
 ) -> HiddenGradients:
     """Computes dH = 2 sqrt(Y) dY where Y is stored, and the transposes of dH and Y that the weight gradients read.
@@ -55,6 +61,7 @@ def squared_relu_gradients(
       y: [T, F], not negative. Of a Venom one whose `contiguous` is 1, every block must list four columns of each
         group of m, in the order of the groups. That is not checked: with others kernels write where they must not.
       key: PRNG key, which makes the transposes stochastic (MVUE).
+      factor: what to multiply the rows of dy by first, in its dtype.
 
     Returns:
       dH [T, F] like y, in the dtype of dy, rounded once; the transposes of dH and of Y as stored, [F, T],
@@ -68,7 +75,8 @@ def squared_relu_gradients(
     kept = y.shape[1] if isinstance(y, Sparse24) else 4 * y.shape[1] // y.m
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")
-    return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=key)
+    _check_factor("dy", dy, factor)
+    return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=key, factor=factor)
 
 
 def gated_squared_relu_24(
@@ -111,6 +119,35 @@ def gated_squared_relu_gradients(
     if y.shape[1] % 4:
         raise ValueError(f"y {list(y.shape)} must have a multiple of 4 neurons: a group of dH is of gates or of others")
     return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=key)
+
+
+def hidden_gradients(
+    dy: Float[Array, "T F"],
+    saved: Float[Array, "T rows"],
+    activation: str,
+    *,
+    key: Array,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "T rows"], Float[Sparse24, "rows T"], Float[Array, "T F"]]:
+    """Computes what a dense hidden layer's backward pass reads, and its transpose 2:4 along tokens (2203.10991).
+
+    Args:
+      saved: what `activations.activate` said that the backward pass needs: Y, or with a gate H.
+      key: PRNG key of the transpose, which is stochastic (MVUE).
+
+    Returns:
+      dH in the dtype of dy; dH^T, `sparsify_24(dh, "mvue", 0, key=key)`; and Y.
+    """
+    check_matrix("dy", dy)
+    check_matrix("saved", saved)
+    if saved.shape != (dy.shape[0], rows_per_neuron(activation) * dy.shape[1]):
+        raise ValueError(f"saved {list(saved.shape)} must have {rows_per_neuron(activation)} for each of dy's columns")
+    return backends.dispatch("hidden_gradients", implementation, dy, saved, activation, key=key)
+
+
+def _check_factor(name: str, x: Array, factor: Array | None) -> None:
+    if factor is not None and (factor.shape, factor.dtype) != ((x.shape[0], 1), x.dtype):
+        raise ValueError(f"factor {factor.dtype}{list(factor.shape)} must be {x.dtype}[{x.shape[0]}, 1], as {name} is")
 
 
 def _check_gated(h: Array) -> None:

@@ -41,16 +41,18 @@ def matmul_24_fp8(
     a: Float[Sparse24, "rows contracted"],
     b_t: Float[Array, "columns contracted"],
     scale: Float[Array, "rows 1"],
+    columns: Float[Array, "1 columns"] | None = None,
     *,
     out_dtype: DTypeLike = jnp.bfloat16,
     implementation: str | None = None,
 ) -> Float[Array, "rows columns"]:
-    """Computes scale * (a @ b_t^T) of operands in e4m3 (2209.05433), which are stored along the contracted dimension.
+    """Computes scale * (a @ b_t^T) * columns of operands in e4m3 (2209.05433), stored along the contracted dimension.
 
     The product is rounded to the result's dtype before it is scaled, which loses nothing if scales are powers of two.
 
     Args:
       scale: f32, of the rows of a times what b_t has as a whole.
+      columns: f32, of the rows of b_t, where they have scales of their own.
       out_dtype: of the result. The kernel gives bfloat16 and float32, for a contracted dimension that is a multiple of
         128, and refuses others; the reference takes any.
     """
@@ -61,7 +63,9 @@ def matmul_24_fp8(
     check_matrix("scale", scale)
     if scale.shape != (a.shape[0], 1):
         raise ValueError(f"scale {[*scale.shape]} must be {[a.shape[0], 1]} for a {[*a.shape]}")
-    return backends.dispatch("matmul_24_fp8", implementation, a, b_t, scale, out_dtype=out_dtype)
+    if columns is not None and columns.shape != (1, b_t.shape[0]):
+        raise ValueError(f"columns {[*columns.shape]} must be {[1, b_t.shape[0]]} for b_t {[*b_t.shape]}")
+    return backends.dispatch("matmul_24_fp8", implementation, a, b_t, scale, columns, out_dtype=out_dtype)
 
 
 def matmul_venom(
@@ -93,6 +97,7 @@ def sampled_matmul_24(
     v: int,
     *,
     contiguous: int = 1,
+    squared_relu: bool = False,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T S"]:
@@ -103,15 +108,15 @@ def sampled_matmul_24(
       neuron_ids: int32 [ceil(T / v), S], neurons; F stands for a neuron of zeros, and where neurons are
         contiguous for so many of them. What other numbers outside of 0..F do is not defined.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
+      squared_relu: give relu(.)^2 of the rounded product, without another pass over memory.
 
     Returns:
-      [T, S]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t.
+      [T, S]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t, or its square.
     """
     _check_operands("w", w, Sparse24, "x", x, out_dtype, transposed=True)
     _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
-    return backends.dispatch(
-        "sampled_matmul_24", implementation, w, x, neuron_ids, v, contiguous=contiguous, out_dtype=out_dtype or x.dtype
-    )
+    options: dict[str, Any] = dict(contiguous=contiguous, squared_relu=squared_relu, out_dtype=out_dtype or x.dtype)
+    return backends.dispatch("sampled_matmul_24", implementation, w, x, neuron_ids, v, **options)
 
 
 def scattered_matmul_24(

@@ -20,6 +20,7 @@ from jax.custom_batching import sequential_vmap
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
+from sparse_lm.ops.activations import gradient, hidden
 from sparse_lm.ops.compress import compress_24, condense, pack_24, pad_to_tiles, to_venom
 from sparse_lm.ops.cross_entropy import odds_of_logits
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom, unpack_metadata
@@ -68,8 +69,8 @@ def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom
     return to_venom(condensed, kept, x.shape[1], v, m)
 
 
-def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    y = _squared_relu(h)
+def squared_relu_24(h: Array, *, factor: Array | None = None) -> tuple[Sparse24, HiddenStats]:
+    y = _squared_relu(h if factor is None else h * factor)
     sparse = sparsify_24(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
     return sparse, _stats(y, sparse.values)
 
@@ -80,8 +81,11 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
     return sparse, _stats(y, sparse.values)
 
 
-def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
+def squared_relu_gradients(
+    dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None, factor: Array | None = None
+) -> HiddenGradients:
     rows, kept = y.values.shape
+    dy = dy if factor is None else dy * factor
     padded = jnp.pad(dy.astype(jnp.float32), ((0, rows - dy.shape[0]), (0, 2 * kept - dy.shape[1])))
     pairs = take_two(split_groups(padded), *unpack_metadata(y.metadata))
     slope = 2 * jnp.sqrt(y.values.astype(jnp.float32))
@@ -117,14 +121,26 @@ def gated_squared_relu_gradients(
     return HiddenGradients(gates_first, *drawn)
 
 
+def hidden_gradients(
+    dy: Array, saved: Array, activation: str, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
+) -> tuple[Array, Sparse24, Array]:
+    """`sparsify` may be another backend's `sparsify_24`."""
+    dh = gradient(dy, saved, activation)
+    dh_t = sparsify(dh, "mvue", 0, scale=1.0, dtype=dh.dtype, key=key)
+    return dh, dh_t, hidden(saved, activation)
+
+
 def matmul_24(w: Sparse24, b: Array, *, out_transposed: bool = False, out_dtype: DTypeLike) -> Array:
     if out_transposed:  # XLA has no 16-bit product on CPUs whose float32 result is transposed afterwards
         return _dot(b.T, w.to_dense().T).astype(out_dtype)
     return _dot(w.to_dense(), b).astype(out_dtype)
 
 
-def matmul_24_fp8(a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike) -> Array:
-    return _dot(a.to_dense(), b_t.T).astype(out_dtype) * scale.astype(out_dtype)
+def matmul_24_fp8(
+    a: Sparse24, b_t: Array, scale: Array, columns: Array | None = None, *, out_dtype: DTypeLike
+) -> Array:
+    product = _dot(a.to_dense(), b_t.T).astype(out_dtype) * scale.astype(out_dtype)
+    return product if columns is None else product * columns.astype(out_dtype)
 
 
 def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_dtype: DTypeLike) -> Array:
@@ -138,14 +154,22 @@ def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_
 
 
 def sampled_matmul_24(
-    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, out_dtype: DTypeLike
+    w: Sparse24,
+    x: Array,
+    neuron_ids: Array,
+    v: int,
+    *,
+    contiguous: int = 1,
+    squared_relu: bool = False,
+    out_dtype: DTypeLike,
 ) -> Array:
     del contiguous  # single rows will do
     # The weights are those of all layers; the tokens of one may read few of their rows.
     take = w.take_rows if neuron_ids.size < w.shape[0] else functools.partial(_rows, w.to_dense())
 
     def product(block: Array, neurons: Array) -> Array:
-        return _dot(block, take(neurons).T).astype(out_dtype)
+        h = _dot(block, take(neurons).T).astype(out_dtype)
+        return jnp.square(jax.nn.relu(h)) if squared_relu else h
 
     return _map_blocks(product, x, neuron_ids, min(v, x.shape[0]), width=x.shape[1])
 

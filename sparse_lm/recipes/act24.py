@@ -60,8 +60,8 @@ class Act24(Recipe):
             rows = RowOrder(ffn.order, position)
         x = in_rows(dispatch(x, rows))
         with jax.named_scope("up"):
-            h = self._dense(x, ffn.w1.dense.T)
-        y, seen = ops.squared_relu_24(h, implementation=ffn.implementation)
+            h, factor = self._dense(x, ffn.w1.dense.T)
+        y, seen = ops.squared_relu_24(h, factor=factor, implementation=ffn.implementation)
         with jax.named_scope("down"):
             o = self._sparse(y, ffn.w2.dense, ffn)
         return combine(o, rows), hidden_stats(seen, *h.shape), InSlots(x, (y, rows))
@@ -70,8 +70,8 @@ class Act24(Recipe):
         y, rows = saved
         do = in_rows(dispatch(do, rows))
         with jax.named_scope("grad_hidden"):
-            dy = self._dense(do, ffn.w2.dense.T)
-        gradients = ops.squared_relu_gradients(dy, y, implementation=ffn.implementation)
+            dy, factor = self._dense(do, ffn.w2.dense.T)
+        gradients = ops.squared_relu_gradients(dy, y, factor=factor, implementation=ffn.implementation)
         with jax.named_scope("grad_input"):
             dx = self._sparse(gradients.dh, ffn.w1.dense, ffn)
         busy = busiest_neurons(gradients.y_t, self.dense_features)
@@ -81,8 +81,9 @@ class Act24(Recipe):
             dw2 = self._weight_gradient(gradients.y_t, y, do, busy, ffn)
         return combine(dx, rows), dw1, dw2
 
-    def _dense(self, x: Array, w: Array) -> Array:
-        return fp8.times(fp8.by_rows(x), w) if self.in_fp8 else x @ w
+    def _dense(self, x: Array, w: Array) -> tuple[Array, Array | None]:
+        """Computes X W, and what its rows are to be multiplied by."""
+        return fp8.product(fp8.by_rows(x), w) if self.in_fp8 else (x @ w, None)
 
     def _sparse(self, a: Sparse24, w: Array, ffn: FfnCall) -> Array:
         multiply = fp8.times_24 if self.in_fp8 else ops.matmul_24

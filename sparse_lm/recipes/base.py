@@ -32,10 +32,10 @@ from jaxtyping import Float, Int32
 from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops import backends
+from sparse_lm.ops.activations import SQUARED_RELU, rows_per_neuron
 from sparse_lm.ops.checks import described
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.recipes import differentiable
-from sparse_lm.recipes.activations import SQUARED_RELU, rows_per_neuron
 from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats
 from sparse_lm.recipes.groups import Groups
 from sparse_lm.recipes.weight_forms import WeightForms, dense_forms

@@ -17,9 +17,9 @@ from jax import Array
 
 from sparse_lm import ops
 from sparse_lm.ops import fp8
+from sparse_lm.ops.activations import ACTIVATIONS, SQUARED_RELU, activate, gradient, hidden
 from sparse_lm.ops.dense import unfused_product
 from sparse_lm.ops.row_order import combine
-from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
 

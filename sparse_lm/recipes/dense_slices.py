@@ -22,9 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from sparse_lm.ops.activations import ACTIVATIONS, activate
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
-from sparse_lm.recipes.activations import ACTIVATIONS, activate
 from sparse_lm.recipes.base import PRODUCTS, FfnCall, InSlots, Recipe, Rule, Shape, Stats
 from sparse_lm.recipes.dense import Dense
 from sparse_lm.recipes.groups import Groups, fitting_block, group_by_expert

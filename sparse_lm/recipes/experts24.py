@@ -31,8 +31,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
+from sparse_lm.ops.activations import SQUARED_RELU
 from sparse_lm.ops.formats import SparseVenom
-from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats
 from sparse_lm.recipes.groups import fitting_block
 from sparse_lm.recipes.slices import backward_experts, forward_experts, rule_of_v

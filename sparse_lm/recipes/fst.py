@@ -25,7 +25,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
-from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
+from sparse_lm.ops.activations import ACTIVATIONS, SQUARED_RELU, activate
+from sparse_lm.ops.formats import Sparse24
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.weight_forms import WeightForms, stack_layers
 
@@ -98,9 +99,10 @@ class Fst(Recipe):
         return up, masked_forms(w2, state.mask_down, dtype, self.implementation)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        squared = self.activation == SQUARED_RELU
         with jax.named_scope("up"):
-            h = ffn.w1.over_model(x)
-        y, seen, saved = activate(h, self.activation)
+            h = ffn.w1.over_model(x, squared_relu=squared)
+        y, seen, saved = activate(h, self.activation, squared=squared)
         with jax.named_scope("down"):
             o = ffn.w2.over_neurons(y)
         o = jnp.where(jnp.isfinite(ffn.state.decay), o, jnp.nan)  # a state that was never entered
@@ -109,10 +111,11 @@ class Fst(Recipe):
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         with jax.named_scope("grad_hidden"):
             dy = ffn.w2.over_model(do)
-        dh = gradient(dy, saved, self.activation)
+        options: dict[str, Any] = dict(key=ffn.subkey(1), implementation=ffn.implementation)
+        dh, dh_t, y = ops.hidden_gradients(dy, saved, self.activation, **options)
         with jax.named_scope("grad_input"):
             dx = ffn.w1.over_neurons(dh)
-        return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(hidden(saved, self.activation), do, ffn)
+        return dx, grad_up_from_dh(dh_t, x, ffn), grad_down_from_do(y, do, ffn)
 
 
 @jax.named_call
@@ -124,9 +127,8 @@ def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | 
 
 
 @jax.named_call
-def grad_up_from_dh(dh: Array, x: Array, ffn: FfnCall) -> Array:
-    """Computes dW1 = dH^T X [F, D] with dH^T 2:4 along tokens, stochastic (MVUE), of a dense dH."""
-    dh_t = ops.sparsify_24(dh, "mvue", 0, key=ffn.subkey(1), implementation=ffn.implementation)
+def grad_up_from_dh(dh_t: Sparse24, x: Array, ffn: FfnCall) -> Array:
+    """Computes dW1 = dH^T X [F, D] of dH^T, 2:4 along tokens."""
     return ops.matmul_24(dh_t, x, out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
 
 

@@ -38,10 +38,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import ops
+from sparse_lm.ops.activations import SQUARED_RELU, activate
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
-from sparse_lm.recipes.activations import SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, InSlots, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.dense_slices import DenseSlices
 from sparse_lm.recipes.groups import fitting_block, group_by_expert

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import jax
 from jax import Array
 
-from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
+from sparse_lm import ops
+from sparse_lm.ops.activations import ACTIVATIONS, SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
 from sparse_lm.recipes.fst import grad_down_from_do, grad_up_from_dh
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
@@ -41,9 +42,10 @@ class SSte(SoftThreshold24):
     computes = ACTIVATIONS
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        squared = self.activation == SQUARED_RELU
         with jax.named_scope("up"):
-            h = ffn.w1.over_model(x)
-        y, seen, saved = activate(h, self.activation)
+            h = ffn.w1.over_model(x, squared_relu=squared)
+        y, seen, saved = activate(h, self.activation, squared=squared)
         with jax.named_scope("down"):
             o = ffn.w2.over_neurons(y)
         return o, hidden_stats(seen, *y.shape), saved
@@ -51,7 +53,8 @@ class SSte(SoftThreshold24):
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         with jax.named_scope("grad_hidden"):
             dy = do @ ffn.w2.dense.T
-        dh = gradient(dy, saved, self.activation)
+        options: dict[str, Any] = dict(key=ffn.subkey(1), implementation=ffn.implementation)
+        dh, dh_t, y = ops.hidden_gradients(dy, saved, self.activation, **options)
         with jax.named_scope("grad_input"):
             dx = dh @ ffn.w1.dense
-        return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(hidden(saved, self.activation), do, ffn)
+        return dx, grad_up_from_dh(dh_t, x, ffn), grad_down_from_do(y, do, ffn)

@@ -8,7 +8,7 @@ layer by row numbers, and nothing is sliced out.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +54,9 @@ class Weight(NamedTuple):
             return forms.dense
         return lax.dynamic_slice_in_dim(forms.dense, self.layer * forms.neurons, forms.neurons)
 
-    def over_model(self, x: Array) -> Array:
-        """Computes x W^T: [T, D] -> [T, F], W 2:4 along D."""
-        return self._all_rows(self.forms.along_model, x, self.forms.neurons)
+    def over_model(self, x: Array, *, squared_relu: bool = False) -> Array:
+        """Computes x W^T, or relu(x W^T)^2: [T, D] -> [T, F], W 2:4 along D."""
+        return self._all_rows(self.forms.along_model, x, self.forms.neurons, squared_relu=squared_relu)
 
     def over_neurons(self, y: Array) -> Array:
         """Computes y W: [T, F] -> [T, D], W 2:4 along F."""
@@ -83,11 +83,12 @@ class Weight(NamedTuple):
         w, ids = self.forms.along_model, self.among_layers(neuron_ids)
         return ops.sampled_matmul_24(w, x, ids, v, contiguous=contiguous, implementation=self.implementation)
 
-    def _all_rows(self, w: Sparse24, x: Array, count: int) -> Array:
+    def _all_rows(self, w: Sparse24, x: Array, count: int, **options: Any) -> Array:
         ids = self.among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
         block = -(-x.shape[0] // _BLOCK) * _BLOCK
         contiguous = count if self.forms.layers * count == w.shape[0] else 1  # else layers are padded
-        return ops.sampled_matmul_24(w, x, ids, block, contiguous=contiguous, implementation=self.implementation)
+        options |= dict(contiguous=contiguous, implementation=self.implementation)
+        return ops.sampled_matmul_24(w, x, ids, block, **options)
 
 
 def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:

@@ -45,6 +45,17 @@ def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(
         np.testing.assert_allclose(jitted.dense(found), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_rows_are_multiplied_by_their_factors_first():
+    h, dy, factor = random((12, 16), seed=3), random((12, 16), seed=4), random((12, 1), seed=5)
+    y, seen = jax.jit(ops.squared_relu_24)(h, factor=factor)
+    expected = np.square(np.maximum(h * factor, 0))
+    mask = top_two_of_four(expected)
+    np.testing.assert_allclose(jitted.dense(y), expected * mask, rtol=1e-6)
+    np.testing.assert_allclose(seen.energy, np.square(expected).sum(), rtol=1e-5)
+    dh = jax.jit(ops.squared_relu_gradients)(dy, y, factor=factor).dh
+    np.testing.assert_allclose(jitted.dense(dh), 2 * np.sqrt(expected) * dy * factor * mask, rtol=1e-5)
+
+
 def test_energy_is_added_up_in_float32():
     _, stats = jax.jit(ops.squared_relu_24)(jnp.full((8, 8), 20, jnp.float16))  # 20^4 is no float16
     assert stats.energy == 64 * 20.0**4 and stats.kept_energy == 32 * 20.0**4

@@ -38,6 +38,13 @@ def test_products_are_summed_in_float32_and_rounded_once(op, shape, options, dty
         np.testing.assert_allclose(np.asarray(result, np.float64), exact, rtol=rounding, atol=2e-5)
 
 
+def test_a_sampled_product_may_be_squared():
+    operands, options = product_operands("sampled_matmul_24", (37, 20, 30, 7, 16, 1), jnp.float32)
+    exact = exact_product("sampled_matmul_24", jitted.dense(operands[0]), *operands[1:], **options)
+    squared = jax.jit(lambda *operands: ops.sampled_matmul_24(*operands, **options, squared_relu=True))(*operands)
+    np.testing.assert_allclose(squared, np.square(np.maximum(exact, 0)), rtol=1e-5, atol=1e-5)
+
+
 def test_neurons_that_are_none_are_left_out():
     (a, b, _), _ = product_operands("scattered_matmul_24", (8, 5, 4, 6, 4, 1), jnp.float32)
     operands, options = (a, b, jnp.array([[6, 5, 1, 6], [2, 6, 5, 3]], jnp.int32)), dict(v=4, rows=6)  # 6: none

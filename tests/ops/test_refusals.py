@@ -144,6 +144,8 @@ OTHERS = [
     ("b_t is float32: must be float8_e4m3fn", lambda: ops.matmul_24_fp8(IN_FP8, X, SCALES)),
     (r"scale \[4, 1\] must be \[8, 1\]", lambda: ops.matmul_24_fp8(IN_FP8, X.astype(fp8.E4M3), SCALES[:4])),
     (r"dy \[8, 8\] must be \[8, 16\]", lambda: ops.squared_relu_gradients(jnp.ones((8, 8)), W)),
+    (r"factor float32\[8\] must be float32\[8, 1\]", lambda: ops.squared_relu_24(jnp.ones((8, 8)), factor=jnp.ones(8))),
+    (r"columns \[8\] must be \[1, 8\]", lambda: ops.matmul_24_fp8(IN_FP8, X.astype(fp8.E4M3), SCALES, jnp.ones(8))),
     ("two columns a neuron", lambda: ops.gated_squared_relu_24(X[:, :15])),
     (r"must be \[T, F\] for h", lambda: ops.gated_squared_relu_gradients(X, X, W, key=jax.random.key(0))),
     (r"y \[12, 6\] must have a multiple of 4", lambda: ops.gated_squared_relu_gradients(Y12, GATED, Y24, key=KEY)),

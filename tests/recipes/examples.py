@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_lm import ops, recipes
+from sparse_lm.ops.activations import GATES
 from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Slices, SSte, Venom
-from sparse_lm.recipes.activations import GATES
 from tests.ops.numpy_fp8 import rounded, sum_over_rows
 from tests.ops.operands import assert_errors_are_as_small
 from tests.recipes import masked_dense_ffn as dense64

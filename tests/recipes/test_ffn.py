@@ -16,8 +16,8 @@ from sparse_lm import collectives
 from sparse_lm.collectives import Axes
 from sparse_lm.model.remat import remat
 from sparse_lm.ops import backends
+from sparse_lm.ops.activations import rows_per_neuron
 from sparse_lm.recipes import DENSE, RECIPES, Act24, Dense, DenseSlices, Experts24, Fst, Recipe, Slices, SSte, Venom
-from sparse_lm.recipes.activations import rows_per_neuron
 from sparse_lm.recipes.differentiable import gather_layer
 from sparse_lm.recipes.groups import group_by_expert
 from tests.model import jaxprs

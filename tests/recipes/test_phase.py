@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
+from sparse_lm.ops.activations import activate, rows_per_neuron
 from sparse_lm.recipes import Dense, DenseSlices, Recipe, Slices, routing
-from sparse_lm.recipes.activations import activate, rows_per_neuron
 from sparse_lm.recipes.routing import sort_neurons
 from tests.ops.numpy_sparse import soft_threshold
 from tests.recipes import examples

@@ -10,7 +10,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       schedules    schedule, split_k, stream_k, partial_sums
       results      store
     passes         sparsify_24, sparsify_24_tiles, squared_relu_24, squared_relu_venom, squared_relu_gradients,
-                   gated_squared_relu; add_norm and fp8_rows, whose loops are Pallas' own
+                   gated_squared_relu, hidden_gradients; add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue; hidden_stats
       threads      thread_tile, shared_words
     both           emit (what threads do), operands (arrays), compat
@@ -32,6 +32,7 @@ _MODULES = {
     "passes.add_norm": ("add_norm",),
     "passes.fp8_rows": ("fp8_rows", "fp8_squared_relu", "fp8_squared_relu_gradients"),
     "passes.gated_squared_relu": ("gated_squared_relu_24", "gated_squared_relu_gradients"),
+    "passes.hidden_gradients": ("hidden_gradients",),
     "passes.sparsify_24": ("soft_threshold_24", "sparsify_24"),
     "passes.sparsify_24_tiles": ("sparsify_24_tiles",),
     "passes.squared_relu_24": ("squared_relu_24",),

@@ -21,7 +21,7 @@ from sparse_lm.ops.triton.frame.device import RAN_ON, SHARED_KIB
 
 _MODULES = {
     "products": ("matmul_24", "matmul_venom", "sampled_matmul_24", "scattered_matmul_24"),
-    "passes.gated_squared_relu": ("gated_squared_relu_24", "gated_squared_relu_gradients"),
+    "passes.gated_squared_relu": ("gated_squared_relu_24", "gated_squared_relu_gradients", "hidden_gradients"),
     "passes.sparsify_24": ("soft_threshold_24", "sparsify_24", "squared_relu_24"),
     "passes.squared_relu_gradients": ("squared_relu_gradients",),
 }

@@ -6,6 +6,7 @@ Of products with lists, all rows of a Venom matrix in a tile, or all tokens, lie
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -78,6 +79,7 @@ def sampled_matmul_24(
     v: int,
     *,
     contiguous: int = 1,
+    squared_relu: bool = False,
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
@@ -90,7 +92,8 @@ def sampled_matmul_24(
     kept = neuron_ids.shape[1]
     tiling = config or largest_that_occupies(CANDIDATES["sampled_matmul_24"], kept, x.shape[0], block_n=v)
     options = dict(tiling=tiling, out_dtype=out_dtype, b_transposed=True, out_transposed=True, lists="a", v=v)
-    return multiply("sampled_matmul_24", w, x, kept, neuron_ids=neuron_ids, **options)
+    h = multiply("sampled_matmul_24", w, x, kept, neuron_ids=neuron_ids, **options)
+    return jnp.square(jax.nn.relu(h)) if squared_relu else h
 
 
 def scattered_matmul_24(

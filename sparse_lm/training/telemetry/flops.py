@@ -21,8 +21,8 @@ from __future__ import annotations
 import statistics
 
 from sparse_lm.config import Config, ModelConfig
+from sparse_lm.ops.activations import matrices, rows_per_neuron
 from sparse_lm.recipes import Recipe
-from sparse_lm.recipes.activations import matrices, rows_per_neuron
 
 _OF_W1 = ("up", "grad_input", "grad_up")
 _A100 = 312e12  # A100 Tensor Core GPU data sheet, all form factors

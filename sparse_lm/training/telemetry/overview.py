@@ -13,7 +13,7 @@ from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.model.attention import attention_implementation
 from sparse_lm.ops import backends
-from sparse_lm.recipes.activations import matrices
+from sparse_lm.ops.activations import matrices
 from sparse_lm.training.step import Trainer, TrainState
 
 _log = logging.getLogger(__name__)

@@ -110,6 +110,16 @@ def gated_squared_relu_gradients() -> Call:
     return call(hopper.gated_squared_relu_gradients, *operands, names=("key",))
 
 
+def hidden_gradients(activation: str, columns: int) -> Call:
+    operands = x(300, 128, seed=2), x(300, columns, seed=1), jax.random.key(1)
+    return call(hopper.hidden_gradients, *operands, names=("key",), activation=activation)
+
+
+def matmul_24_fp8(*columns: jax.Array) -> Call:
+    a, b_t = random_24(300, 1152, fp8.E4M3, seed=0), random((1001, 1152), fp8.E4M3, seed=1)
+    return call(hopper.matmul_24_fp8, a, b_t, jnp.ones((300, 1)), *columns)
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     "grouped_up": lambda: grouped("grouped_up"),
     "grouped_up, padded": lambda: grouped("grouped_up", padded=True),
@@ -128,12 +138,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
     "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Tiling(128, 128)),
     "matmul_24, split along k": lambda: matmul_24(256, 4096, 192),
-    "matmul_24_fp8": lambda: call(
-        hopper.matmul_24_fp8,
-        random_24(300, 1152, fp8.E4M3, seed=0),
-        random((1001, 1152), fp8.E4M3, seed=1),
-        jnp.ones((300, 1)),
-    ),
+    "matmul_24_fp8": matmul_24_fp8,
+    "matmul_24_fp8, scales of columns": lambda: matmul_24_fp8(jnp.ones((1, 1001))),
     "matmul_venom 64:2:16": lambda: matmul_venom(64),
     "matmul_venom 128:2:16": lambda: matmul_venom(128),
     "matmul_venom 256:2:16": lambda: matmul_venom(256),
@@ -141,6 +147,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "matmul_venom, rows in the tokens' order": matmul_venom_to_rows,
     "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, 128, 1, NEURONS, DIM),
     "sampled_matmul_24, contiguous 128": lambda: listed(hopper.sampled_matmul_24, 128, 128, NEURONS, DIM),
+    "sampled_matmul_24, squared": lambda: listed(hopper.sampled_matmul_24, 128, 128, NEURONS, DIM, squared_relu=True),
     **{
         f"scattered_matmul_24, contiguous {v}": lambda v=v: listed(
             hopper.scattered_matmul_24, v, v, KEPT, TOKENS, rows=NEURONS
@@ -162,6 +169,11 @@ CALLS: dict[str, Callable[[], Call]] = {
     "squared_relu_venom 128:2:8": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=128, m=8),
     "squared_relu_venom 256:2:32": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=256, m=32),
     "squared_relu_24": lambda: call(hopper.squared_relu_24, x(100, 300)),
+    "squared_relu_24, of unscaled rows": lambda: call(
+        hopper.squared_relu_24, x(100, 300), x(100, 1, seed=1), names=("factor",)
+    ),
+    "hidden_gradients": lambda: hidden_gradients("squared_relu", 128),
+    "hidden_gradients, with a gate": lambda: hidden_gradients("swiglu", 256),
     "squared_relu_gradients": lambda: squared_relu_gradients(venom=False),
     "squared_relu_gradients 128:2:16": lambda: squared_relu_gradients(venom=True),
     "squared_relu_gradients, drawn": lambda: squared_relu_gradients(venom=False, drawn=True),

@@ -5,6 +5,7 @@ What ptxas says of registers needs the CUDA plugin and ptxas, too.
 
 import functools
 import importlib.util
+import itertools
 import pathlib
 import re
 
@@ -85,9 +86,9 @@ def _products():
             call = named(hopper.matmul_24, out_transposed=turned, config=config)
             yield f"matmul_24 {config}", call, (_sparse(F, D), _dense(D, T)), 0
         operands = *jax.tree.map(_in_e4m3, (_sparse(F, D), _dense(T, D))), _float32(F, 1)
-        for dtype in (jnp.bfloat16, "float32"):
+        for dtype, scales in itertools.product((jnp.bfloat16, "float32"), ((), (_float32(1, T),))):
             call = named(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
-            yield f"matmul_24_fp8 {config}", call, operands, most(config)
+            yield f"matmul_24_fp8 {config}", call, (*operands, *scales), most(config)
     for rows in (None, RowOrder(_ids(T), _ids(T))):
         for config in _tilings("matmul_venom"):  # whose gather leaves too few registers to consumers
             call = named(hopper.matmul_venom, "rows", config=config)
@@ -98,7 +99,9 @@ def _products():
     for config in _tilings("sampled_matmul_24"):
         v = 2 * config.tile_n
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
-        yield f"sampled_matmul_24 {config}", named(hopper.sampled_matmul_24, **options), operands, 0
+        for squared in (False, True):
+            call = named(hopper.sampled_matmul_24, **options, squared_relu=squared)
+            yield f"sampled_matmul_24 {config}", call, operands, 0
     for v in sampled_rows_24.CANDIDATES:
         operands = _sparse(F, D), _dense(T, D), _ids(T // v, KEPT)
         yield f"sampled_rows_24 {v}", named(sampled_rows_24.sampled_rows_24, v=v), operands, 0
@@ -121,11 +124,16 @@ def _passes():
         yield "fp8_squared_relu_gradients", hopper.fp8_squared_relu_gradients, (product, product), 0
     h, y, gradients = _dense(T, KEPT), _sparse(T, KEPT), hopper.squared_relu_gradients
     yield "squared_relu_24", hopper.squared_relu_24, (h,), 0
+    yield "squared_relu_24 of unscaled rows", named(hopper.squared_relu_24, "factor"), (h, _dense(T, 1)), 0
     yield "squared_relu_gradients", gradients, (h, y), 0
+    yield "squared_relu_gradients of unscaled rows", named(gradients, "factor"), (h, y, _dense(T, 1)), 0
     yield "squared_relu_gradients drawn", named(gradients, "key"), (h, y, key), 0
     both = _dense(T, 2 * KEPT)
     yield "gated_squared_relu_24", hopper.gated_squared_relu_24, (both,), 0
     yield "gated_squared_relu_gradients", named(hopper.gated_squared_relu_gradients, "key"), (h, both, y, key), 0
+    for activation in ("squared_relu", "swiglu", "geglu", "gated_relu2"):
+        call = named(hopper.hidden_gradients, "key", activation=activation)
+        yield f"hidden_gradients {activation}", call, (h, h if activation == "squared_relu" else both, key), 0
     yield "soft_threshold_24", named(hopper.soft_threshold_24, **bf16), (_float32(2 * F, D), _float32(2)), 0
     for axis in (-1, 0):
         call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
@@ -141,7 +149,7 @@ def _passes():
 
 PRODUCTS = list(_products())
 CASES = [*PRODUCTS, *_passes()]
-PASSES_OF_REFERENCE = "sparsify_24", "soft_threshold_24", "squared_relu", "gated"
+PASSES_OF_REFERENCE = "sparsify_24", "soft_threshold_24", "squared_relu", "gated", "hidden"
 
 
 def test_no_kernel_is_left_out():

@@ -223,6 +223,25 @@ def test_bad_numbers_reach_what_reads_them_and_nothing_else(bad, tiling):
     np.testing.assert_array_equal(bad_in(out), reads > 0)
 
 
+@pytest.mark.parametrize("tiling", [tiling for tiling in TILINGS if tiling.kernel is hopper.sampled_matmul_24], ids=str)
+def test_a_sampled_product_may_be_squared(tiling):
+    for shape in SHAPES["sampled_matmul_24", True]:
+        operands, options = operands_of(tiling, shape)
+        h = tiling.product(*operands, **options)
+        squared = tiling.product(*operands, **options, squared_relu=True)
+        np.testing.assert_array_equal(squared, jnp.square(jax.nn.relu(h)))
+
+
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("tiling", [tiling for tiling in TILINGS if tiling.op == "matmul_24_fp8"], ids=str)
+def test_columns_of_a_product_in_fp8_may_have_scales(tiling, out_dtype):
+    for shape in SHAPES["matmul_24_fp8", False]:
+        operands, _ = operands_of(tiling, shape)
+        columns = jnp.exp2(jnp.arange(shape[2]) % 9 - 4.0)[None]
+        product = functools.partial(tiling.product, out_dtype=out_dtype)
+        np.testing.assert_array_equal(product(*operands, columns), product(*operands) * columns.astype(out_dtype))
+
+
 def test_the_error_of_fp8_is_that_of_the_rounding_to_e4m3():
     y = ops.sparsify_24(jnp.square(jax.nn.relu(random((512, 2048), seed=4))), "magnitude", dtype=jnp.bfloat16)
     w = random((2048, 384), jnp.bfloat16, seed=5)

@@ -68,6 +68,11 @@ def squared_relu(word: Number, element: ir.Type) -> Number:
     return _as_word(arith.mulf(relu, relu))
 
 
+def times(word: Number, factor: Number, element: ir.Type) -> Number:
+    """Multiplies two 16-bit floats by one of their dtype, and rounds."""
+    return _as_word(arith.mulf(_as_pair(word, element), vector((factor, factor))))
+
+
 def unpack(word: Number, element: ir.Type) -> list[Number]:
     """Converts both halves to float32."""
     return widen(elements(_as_pair(word, element)))

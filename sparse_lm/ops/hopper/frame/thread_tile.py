@@ -72,6 +72,10 @@ class Tile:
         """Loads both rows' columns of a matrix of 16-bit elements, eight words each."""
         return [emit.load_words(x, self.start(half, emit.shape_of(x)[1]), THREAD_COLUMNS // 2) for half in HALVES]
 
+    def load_by_row(self, x: ir.Value) -> list[Number]:
+        """Loads the numbers of both rows, of which x [rows, 1] has one each."""
+        return [emit.global_memory(x).load((self.row * TILE + self.thread.row + 8 * half).wide()) for half in HALVES]
+
     def load_packed(self, values: ir.Value) -> list[list[Number]]:
         """Loads both rows' survivors, four words each, of a compressed matrix of 16-bit elements."""
         return [emit.load_words(values, self._start_of_pairs(half, values), THREAD_COLUMNS // 4) for half in HALVES]

@@ -31,7 +31,7 @@ from sparse_lm.ops.mvue import threefry_key
 
 def gated_squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.gated_squared_relu_24`; refuses all but 16-bit floats, and an F that is no multiple of 64."""
-    return sparsify_hidden(h, _check(h), _gated_squared_relu, signed=True, name="gated_squared_relu_24")
+    return sparsify_hidden([h], _check(h), _gated_squared_relu, signed=True, name="gated_squared_relu_24")
 
 
 def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array) -> HiddenGradients:
@@ -94,7 +94,7 @@ def _load_h(h: ir.Value, tile: Tile) -> list[list[Number]]:
     return [load_words(h, tile.start(half, neurons) * 2, THREAD_COLUMNS) for half in HALVES]
 
 
-def _gated_squared_relu(h: ir.Value, tile: Tile) -> Iterator[list[Number]]:
+def _gated_squared_relu(tile: Tile, h: ir.Value) -> Iterator[list[Number]]:
     """Yields the words of Y of both rows of a thread."""
     for words in _load_h(h, tile):
         yield [_gated(*words[first : first + 2], element_of(h)) for first in range(0, len(words), 2)]

@@ -37,7 +37,9 @@ _NOT_KEPT = -1
 _DH, _Y = 0, 1  # halves of a word
 
 
-def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
+def squared_relu_gradients(
+    dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None, factor: Array | None = None
+) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`.
 
     It refuses dy and y that are not of 16-bit floats of one dtype; of a Venom y, a v that is no multiple of 64, an m
@@ -55,6 +57,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         check_multiples({"v": (y.v, TILE), "m": (y.m, 4), "F": (y.shape[1], tile_neurons)})
         padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
     tokens, kept = padded.shape
+    factors = () if factor is None else (pad_to(factor, (tokens, 1)),)
     token_tiles, column_tiles = tokens // TILE, kept // TILE
     neurons = column_tiles * tile_neurons
 
@@ -72,7 +75,8 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         if columns:
             columns_gmem, block = optional_gmem[0], tile.row // (y.v // TILE)
             _invert(neuron_at, tile, places, tile_neurons)
-        _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
+        of_rows = [tile.load_by_row(ref) for ref in optional_gmem[len(columns) : len(columns) + len(factors)]]
+        _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words, of_rows)
         mgpu_utils.warpgroup_barrier()
         tile_columns = [thread.row + 8 * half for half in HALVES]
         out_rows = [neuron_at(tile_column) for tile_column in tile_columns]
@@ -99,7 +103,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
 
     dh, *transposes = run_by_tile(
         differentiate_tile,
-        (padded, y.values, y.metadata, *columns, *keys),
+        (padded, y.values, y.metadata, *columns, *factors, *keys),
         (types_24(tokens, kept, dy.dtype)[0], *types_24(neurons, tokens, dy.dtype) * 2),
         (token_tiles, column_tiles),
         scratch=[
@@ -117,14 +121,27 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
 
 
-def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
-    """Writes dH of a thread's two rows to global memory; dH and Y to shared memory, zeros where Y is not stored."""
+def _differentiate_rows(
+    tile: Tile,
+    dy: ir.Value,
+    values: ir.Value,
+    metadata: ir.Value,
+    dh: ir.Value,
+    words: ir.Value,
+    factors: list[list[Number]],
+):
+    """Writes dH of a thread's two rows to global memory; dH and Y to shared memory, zeros where Y is not stored.
+
+    `factors` may have one entry, what to multiply the rows of dY by.
+    """
     thread, dh_rows = tile.thread, []
     loaded = zip(tile.load_words(dy), tile.load_packed(values), tile.load_nibbles(metadata), strict=True)
     for half, (dy_words, y_words, row_nibbles) in enumerate(loaded):
         dh_rows.append([])
         for group, (y_word, nibble) in enumerate(zip(y_words, row_nibbles, strict=True)):
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
+            for factor in factors:
+                dy_word = packed_24.times(dy_word, factor[half], emit.element_of(dy))
             dh_word = _gradient(dy_word, y_word, emit.element_of(dy))
             dh_rows[-1].append(dh_word)
             members = [

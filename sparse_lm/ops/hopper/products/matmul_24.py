@@ -2,7 +2,8 @@
 
 The frame is persistent.py. The two blocks of a cluster compute tiles under one another, so that they
 share the tile of the dense operand. The instruction in e4m3 takes twice the columns a step, and wants the contracted
-dimension of both operands last; its result is multiplied by a scale for each row as it is stored.
+dimension of both operands last; its result is multiplied by a scale for each row,
+and perhaps for each column, as it is stored.
 
 Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave (split_k.py),
 which the tiling and the number of multiprocessors decide; one rounding to the result's dtype. The same bits
@@ -28,7 +29,7 @@ from sparse_lm.ops.hopper.frame.store import store_tile
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 
 _FP8_STEP = wgmma_sp.step_columns(E4M3)
-_ROW_SCALES = plgpu.Layout.WGMMA.reduce(1)
+_SCALES = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)  # of rows, of columns
 
 CANDIDATES = Tiling(256, 192, time=1.36), Tiling(128, 256)  # best first; times were measured on an H100
 
@@ -52,7 +53,13 @@ def matmul_24(
 
 
 def matmul_24_fp8(
-    a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike = jnp.bfloat16, config: Tiling | None = None
+    a: Sparse24,
+    b_t: Array,
+    scale: Array,
+    columns: Array | None = None,
+    *,
+    out_dtype: DTypeLike = jnp.bfloat16,
+    config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.matmul_24_fp8`; refuses other results, and a K that is no multiple of 128."""
     out_dtype = jnp.dtype(out_dtype)
@@ -65,17 +72,22 @@ def matmul_24_fp8(
     sizes = a.values.shape[0], b_t.shape[0]
     # The words of a step's instructions one after the other: what one copy brings.
     metadata = a.metadata.reshape(sizes[0] // TILE, k // _FP8_STEP, -1)
-    # Rows past the end are computed, too.
-    scale = pad_to(scale, (config.grid(*sizes)[0] * config.cluster_m, 1))[:, 0]
+    # Rows and columns past the end are computed, too.
+    grid = config.grid(*sizes)
+    scales = [pad_to(scale, (grid[0] * config.cluster_m, 1))[:, 0]]
+    if columns is not None:
+        scales.append(pad_to(columns, (1, grid[1] * config.cluster_n))[0])
 
     def store(part, slots, operands, out_gmem, origin, number):
-        rows = compat.load(operands[-1].at[pl.ds(origin[0], TILE)], _ROW_SCALES, optimized=False)
-        scaled = part * lax.broadcast_in_dim(rows.astype(part.dtype), part.shape, (0,))
-        store_tile(scaled, slots, out_gmem, origin, first_store=number, transposed=False)
+        for axis, of_axis in enumerate(operands[-len(scales) :]):
+            here = of_axis.at[pl.ds(origin[axis], part.shape[axis])]
+            factors = compat.load(here, _SCALES[axis], optimized=False).astype(part.dtype)
+            part *= lax.broadcast_in_dim(factors, part.shape, (axis,))
+        store_tile(part, slots, out_gmem, origin, first_store=number, transposed=False)
 
     out = result_type(m, n, out_dtype)
     options = dict(name="matmul_24_fp8", b_transposed=True, store=store)
-    return _multiply(config, sizes, (a.values, metadata, b_t, scale), out, **options)[:m, :n]
+    return _multiply(config, sizes, (a.values, metadata, b_t, *scales), out, **options)[:m, :n]
 
 
 def _multiply(

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import jax.experimental.pallas as pl
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -23,6 +25,7 @@ from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
+from sparse_lm.ops.hopper.frame.store import store_tile
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 
@@ -43,6 +46,7 @@ def sampled_matmul_24(
     v: int,
     *,
     contiguous: int = 1,
+    squared_relu: bool = False,
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
@@ -53,7 +57,8 @@ def sampled_matmul_24(
     its clusters' tiles must lie in one block. Last blocks that list only F cost little if they are contiguous.
     """
     if contiguous % wgmma_sp.ROWS or all(v % tiling.tile_n for tiling in CANDIDATES):
-        return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
+        h = sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
+        return _squared_relu(h) if squared_relu else h
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     out = result_type(tokens, kept, product_dtype(w, x, out_dtype))
     x = pad(x)
@@ -76,8 +81,18 @@ def sampled_matmul_24(
 
         return Loads(copies)
 
+    def store_activated(part, slots, _, out_gmem, origin, number):
+        store_tile(_squared_relu(part), slots, out_gmem, origin, first_store=number, transposed=True)
+
     schedule = split_k.schedule_product(config, kept, x.shape[0], steps, in_use)
     padding = rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])
-    operands, turned = (w.values, w.metadata, x, neuron_ids, padding), dict(b_transposed=True, out_transposed=True)
-    product = multiply(config, schedule, loads, operands, out, name="sampled_matmul_24", **turned)
+    operands = w.values, w.metadata, x, neuron_ids, padding
+    options: dict[str, Any] = dict(
+        b_transposed=True, out_transposed=True, store=store_activated if squared_relu else None
+    )
+    product = multiply(config, schedule, loads, operands, out, name="sampled_matmul_24", **options)
     return product[:tokens, :kept]
+
+
+def _squared_relu(h: Array) -> Array:
+    return jnp.square(jnp.maximum(h, 0))

@@ -9,3 +9,4 @@ from sparse_lm.ops.triton.passes.sparsify_24 import sparsify_24
 
 gated_squared_relu_24 = functools.partial(reference.gated_squared_relu_24, sparsify=sparsify_24)
 gated_squared_relu_gradients = functools.partial(reference.gated_squared_relu_gradients, sparsify=sparsify_24)
+hidden_gradients = functools.partial(reference.hidden_gradients, sparsify=sparsify_24)

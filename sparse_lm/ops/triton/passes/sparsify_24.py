@@ -129,9 +129,10 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     return Sparse24(*sparse, w.shape), dense
 
 
-def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
+def squared_relu_24(h: Array, *, factor: Array | None = None) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_24`; refuses an h that is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
+    h = h if factor is None else h * factor
     values, metadata = types_24(*h.shape, h.dtype)
     out = values, metadata, jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
     *sparse, stats = call_by_tiles(squared_relu_24_kernel, align_rows(h), out=out)

@@ -85,7 +85,9 @@ def squared_relu_gradients_kernel(
     tiles.store_sparse(y_kept, y_nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
 
 
-def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
+def squared_relu_gradients(
+    dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None, factor: Array | None = None
+) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`.
 
     It refuses a Venom y, dy and y that are not of 16-bit floats of one dtype, and a key of another generator than JAX's
@@ -94,6 +96,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     if isinstance(y, SparseVenom):
         raise NotImplementedError("takes a 2:4 y, no Venom one")
     check_hidden_dtype(dy.dtype, y.dtype)
+    dy = dy if factor is None else dy * factor
     transpose = types_24(*y.shape[::-1], dy.dtype)
     dh, *transposes = call_by_tiles(
         squared_relu_gradients_kernel,

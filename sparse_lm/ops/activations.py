@@ -27,9 +27,19 @@ ACTIVATIONS = (SQUARED_RELU, *GATES)
 
 
 @functools.partial(jax.named_call, name="activate")
-def activate(h: Float[Array, "T rows"], activation: str) -> tuple[Float[Array, "T F"], HiddenStats, Array]:
-    """Computes Y; returns with it what is seen of it, all of which is kept, and what the backward pass needs."""
-    y = jnp.square(jax.nn.relu(h)) if activation == SQUARED_RELU else _gated(activation, *_halves(h))
+def activate(
+    h: Float[Array, "T rows"], activation: str, *, squared: bool = False
+) -> tuple[Float[Array, "T F"], HiddenStats, Array]:
+    """Computes Y; returns with it what is seen of it, all of which is kept, and what the backward pass needs.
+
+    `squared` says that h is relu(H)^2 already.
+    """
+    if activation in GATES:
+        y = _gated(activation, *_halves(h))
+    elif squared:
+        y = h
+    else:
+        y = jnp.square(jax.nn.relu(h))
     energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
     seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
     return y, seen, y if activation == SQUARED_RELU else h
