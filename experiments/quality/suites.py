@@ -161,6 +161,16 @@ def _sparse_experts(steps: int) -> dict[str, Overrides]:
     }
 
 
+def _twins(steps: int, change: Overrides | None = None) -> dict[str, Overrides]:
+    """Returns a mixture with dense experts, and with sparse ones that are as many, left or not."""
+    sparse = {"sparsity.recipe": "experts24"} | (change or {})
+    return {
+        "dense": _DENSE,
+        "experts24_80": sparse | _until(steps, 80),
+        "experts24_stay": _experts24(steps, change or {}),
+    }
+
+
 def _narrow_mixtures(steps: int) -> dict[str, Overrides]:
     """Returns a dense llama and mixtures of as many active neurons, with dense and with sparse experts."""
     runs = {"dense": _DENSE}
@@ -239,6 +249,16 @@ SUITES = {
     # Sparse experts against dense ones, in the first mixture of that suite.
     "mixture_4_layers": Suite(
         llama1b, _base(3052, 300, 3e-4, **_BATCH, **_EXPERTS, **{"model.layers": 4}), _sparse_experts(3052)
+    ),
+    # The same with two experts a token in all runs, and it with a gate: SwiGLU where experts are dense.
+    "mixture_4_layers_two": Suite(
+        llama1b, _base(3052, 300, 3e-4, **_BATCH, **_experts(16, 2, 2048), **{"model.layers": 4}), _twins(3052)
+    ),
+    "mixture_4_layers_gated": Suite(
+        llama1b,
+        _base(3052, 300, 3e-4, **_BATCH, **_experts(16, 2, 2048), **{"model.layers": 4}),
+        _twins(3052, {"model.activation": "gated_relu2"})
+        | {"dense": _DENSE | _SWIGLU, "dense_gated_relu2": _DENSE | {"model.activation": "gated_relu2"}},
     ),
     # Mixtures that have read 13 tokens for each active parameter of their layers, and the narrow dense llama of as many
     # active neurons: 200 M tokens in 6104 steps. Rates and numbers of experts are compared over 100 M.
