@@ -199,7 +199,8 @@ ROWS = {
             functools.partial(ffn, recipes=recipes),
         )
         for name, file, recipes in (
-            ("ffn", "16384_recipes", ("slices 2:16", "fst", "sste")),
+            ("ffn", "16384_recipes", ("slices 2:16",)),
+            ("ffn_fst", "fst", ("fst", "sste")),
             ("ffn_venom", "16384_venom", ("venom 128:2:16",)),
             ("ffn_act24", "act24", ("act24",)),
         )
