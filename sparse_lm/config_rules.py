@@ -149,9 +149,6 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         return
     needs = f"needs sparsity.end_step = config.steps = {c.steps} to be False: a run must end in the phase it stays in"
     yield "sparsity.leave", s.leave or s.end_step == c.steps, needs
-    if m.experts:
-        most = f"must be at most model.experts_per_token = {m.experts_per_token}"
-        yield "sparsity.experts", recipe.choices_of(m.experts_per_token) <= m.experts_per_token, most
     width_key, width = ("model.expert_dim", m.expert_dim) if m.experts else ("model.ffn_dim", m.ffn_dim)
     if recipe.sparse_weights:
         yield "model.dim", m.dim % 4 == 0, f"must be a multiple of 4 for recipe {recipe.name!r} (2:4 weights)"

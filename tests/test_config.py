@@ -84,8 +84,6 @@ def test_every_config_file_parses_and_documents_its_command(path):
         (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
         (MIXTURE | {"model.experts": 1}, "model.experts", "0, for one FFN, or 2 or more"),
         (MIXTURE | {"model.experts_per_token": 9}, "model.experts_per_token", "must be in 2..8"),
-        (MIXTURE | {"sparsity.experts": 3}, "sparsity.experts", "must be at most model.experts_per_token = 2"),
-        (MIXTURE | {"sparsity.experts": 1}, "sparsity.experts", "must be 0, for all that a token chooses, or 2 or"),
         (MIXTURE | {"model.expert_dim": 6}, "model.expert_dim", "multiple of 4"),
         (MIXTURE | {"model.router_scores": "sigmoids"}, "model.router_scores", "did you mean 'sigmoid'"),
         (MIXTURE | {"model.activation": "swiglu"}, "sparsity.recipe", "must be one of dense, which compute FFNs"),

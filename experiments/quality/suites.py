@@ -148,19 +148,6 @@ def _experts24(steps: int, experts: Overrides) -> Overrides:
     return experts | {"sparsity.recipe": "experts24"} | _stay(steps)
 
 
-def _sparse_experts(steps: int) -> dict[str, Overrides]:
-    """Returns a mixture with dense experts, and with sparse ones, all of a token's or its two best in the phase."""
-    two = {"sparsity.experts": 2}
-    return {
-        "dense": _DENSE,
-        "experts24_stay": _experts24(steps, {}),
-        "experts24_two_80": {"sparsity.recipe": "experts24"} | two | _until(steps, 80),
-        "experts24_two_stay": _experts24(steps, two),
-        # Two dense experts of the same model in all steps.
-        "dense_two": _DENSE | {"model.experts_per_token": 2},
-    }
-
-
 def _twins(steps: int, change: Overrides | None = None) -> dict[str, Overrides]:
     """Returns a mixture with dense experts, and with sparse ones that are as many, left or not."""
     sparse = {"sparsity.recipe": "experts24"} | (change or {})
@@ -248,7 +235,9 @@ SUITES = {
     ),
     # Sparse experts against dense ones, in the first mixture of that suite.
     "mixture_4_layers": Suite(
-        llama1b, _base(3052, 300, 3e-4, **_BATCH, **_EXPERTS, **{"model.layers": 4}), _sparse_experts(3052)
+        llama1b,
+        _base(3052, 300, 3e-4, **_BATCH, **_EXPERTS, **{"model.layers": 4}),
+        _twins(3052) | {"dense_two": _DENSE | {"model.experts_per_token": 2}},
     ),
     # The same with two experts a token in all runs, and it with a gate: SwiGLU where experts are dense.
     "mixture_4_layers_two": Suite(

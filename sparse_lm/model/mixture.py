@@ -80,8 +80,7 @@ class Mixture(nnx.Module):
         """
         config, experts = self.config, self.config.experts
         router, bias = read_replicated(self.router[...], axes), lax.stop_gradient(self.router_bias[...])
-        choices = recipe.choices_of(config.experts_per_token)
-        chosen, gates, z_loss = route(x, router, bias, choices, config.router_scores)
+        chosen, gates, z_loss = route(x, router, bias, config.experts_per_token, config.router_scores)
         chosen = collectives.gather(chosen, axes.expert)
         recipe = dataclasses.replace(recipe, activation=config.activation)
         v = recipe.block_of_experts(chosen.size, experts)

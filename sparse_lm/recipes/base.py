@@ -189,10 +189,6 @@ class Recipe:
         """Returns dX [T, D], and dW1 and dW2 [F, D] in the dtype of the weights."""
         raise NotImplementedError
 
-    def choices_of(self, choices: int) -> int:
-        """Returns how many experts a token must choose, of a mixture of which it chooses so many in dense steps."""
-        return choices
-
     def block_of_experts(self, pairs: int, experts: int) -> int:
         """Returns v, the slots of a block, for so many (token, choice) pairs of a mixture."""
         self._check_activation(self.computes_experts, "experts")
@@ -327,9 +323,6 @@ class Recipe:
         self._check_activation(self.computes_experts, "experts")
         if groups.axis != (axis := axes.tensor or axes.expert):
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
-        if (choices := self.choices_of(groups.choices)) != groups.choices:
-            knob = f"experts = {choices} of recipe {self.name!r}"
-            raise ValueError(f"{knob}: the groups have {groups.choices} choices a token, and must have as many")
         self._check_arrays(w1, w2, x)
         if axes == ONE_DEVICE:
             _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)

@@ -16,8 +16,6 @@ T k pairs of tokens and chosen experts, in blocks of one expert each:
 
 With the gate relu(G)^2, `gated_relu2`, all nine products are 2:4 (slices.py).
 
-A token may meet fewer experts than it does in dense steps, the best of them, whose gates then sum to 1 (`experts`).
-
 Every decision is made from one token alone. Leaving turns the weights into what the sparse forward used; the experts
 stay, and dense steps compute them by grouped products.
 """
@@ -45,11 +43,9 @@ class Experts24(SoftThreshold24):
 
     Attributes:
       v: the most slots of a block, as kernels take them. An expert's pairs are padded to whole blocks.
-      experts: that a token meets in the sparse phase, its best; 0 for all that it chooses.
     """
 
     v: int = 256
-    experts: int = 0
 
     name = "experts24"
     computes = ()
@@ -67,10 +63,6 @@ class Experts24(SoftThreshold24):
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
         yield rule_of_v(self.v)
-        yield "experts", self.experts == 0 or self.experts > 1, "must be 0, for all that a token chooses, or 2 or more"
-
-    def choices_of(self, choices: int) -> int:
-        return self.experts or choices
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(self.v, pairs, experts)

@@ -74,8 +74,6 @@ def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
     # When dense, products of W1 are as large as those of W2, and with a gate twice as large.
     rows = rows_per_neuron(config.model.activation)
     share = statistics.fmean(work.values(), [rows if product in _OF_W1 else 1 for product in work])
-    chosen = config.model.experts_per_token
-    share *= recipe.choices_of(chosen) / chosen
     dense_share = config.sparsity.dense_layers / config.model.layers
     saved = (1 - dense_share) * (1 - share) * 6 * config.model.layers * _recipes_weights(config.model)
     return dense_flops_per_token(config) - saved

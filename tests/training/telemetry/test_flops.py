@@ -67,8 +67,6 @@ def test_sparse_experts_execute_half_of_the_experts_a_token_chooses():
     config = Config(model=dataclasses.replace(MODEL, **MIXTURE))
     experts = 6 * MODEL.layers * 3 * 2 * 20 * MODEL.dim
     np.testing.assert_allclose(saved(config, RECIPES["experts24"]()), experts / 2, rtol=1e-12)
-    two_of_three = RECIPES["experts24"](experts=2)
-    np.testing.assert_allclose(saved(config, two_of_three), experts * 2 / 3, rtol=1e-12)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
