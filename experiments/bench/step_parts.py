@@ -32,11 +32,8 @@ _SCOPES = {
     "optimizer": "optimizer",
 }
 PARTS = {scope: part for part, scopes in _SCOPES.items() for scope in scopes.split()}
-HIDDEN_LAYER = (
-    "squared_relu",
-    "gated_squared_relu",
-    "hidden_gradients",
-)  # how names of kernels begin that are of "FFN, other" by scope
+# How names of kernels begin that are of "FFN, other" by scope.
+HIDDEN_LAYER = ("squared_relu", "gated_squared_relu", "hidden_gradients")
 
 
 class Kernel(NamedTuple):

@@ -2,7 +2,7 @@
 
 A block is one warpgroup and takes 64 tokens of 64 columns of H: of 64 neurons, or with gates of 32, a gate and its own
 number side by side. It writes dH as it reads, leaves it in shared memory, one 32-bit word an element, and reads it back
-by columns to draw. Bytes, of F neurons, 16-bit floats: 9.125 T F, with gates 14.25 T F.
+by columns to draw. Bytes, of F neurons, 16-bit floats: 7.125 T F, with gates 14.25 T F.
 
 Numerics: float32, rounded once; exponentials and reciprocals are the approximate ones of the hardware, to a few units
 of float32. The transpose is drawn from dH as rounded: bit for bit `sparsify_24`.

@@ -2,8 +2,8 @@
 
 The frame is persistent.py. The two blocks of a cluster compute tiles under one another, so that they
 share the tile of the dense operand. The instruction in e4m3 takes twice the columns a step, and wants the contracted
-dimension of both operands last; its result is multiplied by a scale for each row,
-and perhaps for each column, as it is stored.
+dimension of both operands last; its result is multiplied by a scale for each row, and
+perhaps for each column, as it is stored.
 
 Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave (split_k.py),
 which the tiling and the number of multiprocessors decide; one rounding to the result's dtype. The same bits
