@@ -222,10 +222,10 @@ def on_two_devices(recipe):
 STATE24 = Experts24.State(jnp.float32(1.4), jnp.float32(1.3))
 
 
-def mixture(state, x=X, w1=W1, w2=W2, gates=X[:, :1], experts=5, choices=0, **options):
+def mixture(state, x=X, w1=W1, w2=W2, gates=X[:, :1], experts=5, **options):
     """Differentiates experts of which each token chooses the first."""
     groups = group_by_expert(jnp.zeros((TOKENS, 1), jnp.int32), experts, 16)
-    o = lambda x: Experts24(v=16, experts=choices).mixture(x, w1, w2, gates, groups, state, **options)[0]  # noqa: E731
+    o = lambda x: Experts24(v=16).mixture(x, w1, w2, gates, groups, state, **options)[0]  # noqa: E731
     return jax.grad(lambda x: o(x).sum())(x)
 
 
@@ -289,7 +289,6 @@ REFUSED = {
     "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
     "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
-    "experts = 2 of recipe 'experts24': the groups have 1 choices": [lambda: mixture(None, choices=2)],
     "recipe 'experts24' reads a state": [lambda: mixture(None)],
     r"w1 \[160, 24\] and w2 \[100, 24\] must be": [lambda: mixture(STATE24, w2=W2[:100], key=KEY)],
     r"x \[96, 24\] and gates \[96, 2\] must be \[T, D\] and \[T, k\]: the groups have k = 1 and T k = 96": [
