@@ -50,12 +50,16 @@ TASK_FLAGS = ("include_path", "num_fewshot", "limit", "samples", "batch_tokens",
 
 
 def evaluate(
-    workdir: str, checkpoint: int | str = "latest", sparse: bool = False, data: str | None = None
+    workdir: str,
+    checkpoint: int | str = "latest",
+    sparse: bool = False,
+    data: str | None = None,
+    windows: int = 0,
 ) -> dict[str, float]:
     """Evaluates a checkpoint on held-out text: as the model that it is, or as the sparse phase computes.
 
     `checkpoint` is "latest", "best" (least held-out loss in training) or a step. `data` is a prepared corpus with the
-    run's tokenizer; None for the run's own.
+    run's tokenizer; None for the run's own. Of its held-out windows so many are read, 0 for all.
 
     Returns:
       step, loss, perplexity and bits_per_byte, as `Evaluation` defines them.
@@ -82,7 +86,7 @@ def evaluate(
     check_same_tokenizer(workdir, config, opened)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
     evaluation = Evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
-    batches = heldout_batches(opened, batch_size=config.batch_size, windows=0)
+    batches = heldout_batches(opened, batch_size=config.batch_size, windows=windows)
     return {"step": step, **evaluation(params, recipe_state, batches)}
 
 

@@ -22,17 +22,12 @@ from absl import app, flags
 from experiments.quality import controls
 from experiments.quality.suites import ROW, SUITES, Suite, phase_start
 from sparse_lm.config import Config
-from sparse_lm.data.opening import open_data
-from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.entry_point import configure_logs
 from sparse_lm.errors import WorkdirError
+from sparse_lm.evaluate import evaluate
 from sparse_lm.files import replacing
-from sparse_lm.model import llama
-from sparse_lm.training.checkpoints.restored import restore_model
-from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import FILE as DATA
-from sparse_lm.training.run_data import check_same_tokenizer
 from sparse_lm.training.telemetry.metrics import FILE as METRICS
 from sparse_lm.training.telemetry.metrics import read_metrics, to_json
 from sparse_lm.training.telemetry.summary import read_summary
@@ -52,7 +47,8 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
     if second_data:
-        row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
+        other = evaluate(str(workdir), data=second_data, windows=config.data.eval_windows)
+        row["second_heldout_loss"] = other["loss"]
     with replacing(workdir / ROW) as partial:
         partial.write_text(json.dumps(row) + "\n")
     return True
@@ -128,17 +124,6 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
         gpu=os.environ.get("CUDA_VISIBLE_DEVICES"),
         **{key: processes[-1][key] for key in ("started", "device", "versions", "git_commit")},
     )
-
-
-def evaluate_on(workdir: Path, config: Config, path: str) -> float:
-    """Returns the loss of a finished run on the held-out part of another prepared corpus."""
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
-    data = open_data(config)
-    check_same_tokenizer(workdir, config, data)
-    params, recipe, recipe_state, _ = restore_model(workdir, config)
-    evaluate = Evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
-    batches = heldout_batches(data, batch_size=config.batch_size, windows=config.data.eval_windows)
-    return evaluate(params, recipe_state, batches)["loss"]
 
 
 def main(_) -> None:

@@ -6,9 +6,7 @@ r"""Trains the runs of a suite side by side on the GPUs of a host, and records w
     python -m experiments.quality.time_ratio experiments/results/time_afm_4_layers_h200.json
 
 GPUs work in pairs: for one seed dense runs on the first of a pair while the others run on the second, for the pair's
-next seed the other way round. `--queue`, once a GPU, says who runs what instead: --queue=dense:0,slices_50:1
---queue=slices_50:0,dense:1. A branch of the longest dense run (suites.py) runs behind it, or where a queue names the
-branch, as soon as that run has come so far: --queue=slices_50:0,dense@0.8:0.
+next seed the other way round. Branches of the longest dense run (suites.py) run behind it, on the same GPU.
 
 Runs that the output has are left out, one that was cut short goes on from its checkpoint, and after `--minutes` those
 under way are saved: the same command goes on. Checkpoints are deleted when nothing needs them any more.
@@ -64,43 +62,11 @@ def assign(runs: Sequence[str], seeds: Sequence[int], gpus: int) -> list[list[It
     return queues
 
 
-def read_queue(text: str) -> list[Item]:
-    """Reads "dense:0,slices_50:1".
-
-    Raises:
-      UsageError: it is something else.
-    """
-    entries = [entry.split(":") for entry in text.split(",")]
-    if not all(len(entry) == 2 and entry[1].isdecimal() for entry in entries):
-        raise app.UsageError(f"--queue={text}: must be name:seed,name:seed,...")
-    return [Item(name, int(seed)) for name, seed in entries]
-
-
-def with_lengths(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[Item]]:
-    """Returns the queues with the dense runs in place of "dense", the longest first, but for those that are named."""
-    named = set(itertools.chain(*queues))
-
-    def runs(item: Item) -> list[Item]:
-        if item.name != "dense":
-            return [item]
-        shorter = [Item(f"dense@{length}", item.seed) for length in suite.lengths[:-1]]
-        return [run for run in (Item(suite.longest, item.seed), *shorter) if run not in named]
-
-    return [[run for item in queue for run in runs(item)] for queue in queues]
-
-
-def check_branches(queues: Sequence[Sequence[Item]], suite: Suite) -> None:
-    """Refuses queues in which a branch of a dense run waits for ever.
-
-    Raises:
-      UsageError: no queue has the run that it branches off, or its own has it behind the branch.
-    """
-    branches = {item for item in itertools.chain(*queues) if item.name.startswith("dense@")}
-    if alone := {item.workdir for item in branches if Item(suite.longest, item.seed) not in branches}:
-        raise app.UsageError(f"--queue: {sorted(alone)} are branches of dense runs that no queue names")
-    followed = ((item, queue[number:]) for queue in queues for number, item in enumerate(queue, 1))
-    if early := {i.workdir for i, rest in followed if i in branches and Item(suite.longest, i.seed) in rest}:
-        raise app.UsageError(f"--queue: {sorted(early)} must come behind the dense run that they branch off")
+def with_lengths(queue: Sequence[Item], suite: Suite) -> list[Item]:
+    """Returns the queue with the dense runs in place of "dense", the longest before its branches."""
+    lengths = (suite.longest, *(f"dense@{length}" for length in suite.lengths[:-1]))
+    names = ((lengths if item.name == "dense" else [item.name], item.seed) for item in queue)
+    return [Item(name, seed) for runs, seed in names for name in runs]
 
 
 def check_data(suite: Suite, path: str, names: Iterable[str], rows: Sequence[dict[str, Any]]) -> None:
@@ -164,7 +130,7 @@ class Host:
 
     def __init__(self, command: Sequence[str], root: Path, results: Results):
         self._command, self._root, self._results = command, root, results
-        self._stopping, self._under_way, self._given_up = threading.Event(), set(), set()
+        self._stopping, self._under_way = threading.Event(), set()
         self.failed: list[str] = []
 
     def work(self, queues: dict[str, list[Item]], minutes: float) -> None:
@@ -186,22 +152,12 @@ class Host:
             process.terminate()
 
     def _work_through(self, gpu: str, queue: list[Item]) -> None:
-        for number, item in enumerate(queue):
+        for item in queue:
             if self._is_done(item):
                 continue
-            if not self._may_begin(item) or not self._run(item, gpu):
-                self._given_up.update(queue[number:])
+            if self._stopping.is_set() or not self._run(item, gpu):
                 return
             self._delete_checkpoints(item)
-
-    def _may_begin(self, item: Item) -> bool:
-        """Waits for the checkpoint that a branch begins with; returns False if none will come or this is to stop."""
-        if start := self._results.suite.branch_start(item.name):
-            checkpoint = self._checkpoints(self._longest(item)) / str(start)
-            while not checkpoint.exists() and not self._stopping.wait(0.5):
-                if self._longest(item) in self._given_up:
-                    return False
-        return not self._stopping.is_set()
 
     def _is_done(self, item: Item) -> bool:
         """Returns True if the run is in the results; the longest must still have what missing branches begin with."""
@@ -252,14 +208,8 @@ class Host:
 
 def main(_: Sequence[str]) -> None:
     values, suite = flags.FLAGS, SUITES[flags.FLAGS.suite]
-    if values.queue and values.runs:
-        raise app.UsageError("--queue says itself what runs: leave out --runs")
-    queues = [read_queue(text) for text in values.queue]
-    queues = queues or assign(values.runs or list(suite.runs), [int(seed) for seed in values.seeds], len(values.gpus))
-    if len(queues) > len(values.gpus):
-        raise app.UsageError(f"--queue: {len(queues)} queues for the {len(values.gpus)} of --gpus")
-    queues = with_lengths(queues, suite)
-    check_branches(queues, suite)
+    queues = assign(values.runs or list(suite.runs), [int(seed) for seed in values.seeds], len(values.gpus))
+    queues = [with_lengths(queue, suite) for queue in queues]
     root = Path(values.workdir)
     controls.register()
     try:
@@ -272,7 +222,7 @@ def main(_: Sequence[str]) -> None:
     host = Host([*command, f"--second_data={values.second_data}", f"--root={root}"], root, results)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     signal.signal(signal.SIGINT, lambda *_: host.stop())
-    wanted = dict(zip(values.gpus, queues, strict=False))
+    wanted = dict(zip(values.gpus, queues, strict=True))
     host.work(wanted, values.minutes)
     left = [item for queue in wanted.values() for item in queue if item not in results]
     if left:
@@ -284,11 +234,10 @@ def main(_: Sequence[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_enum("suite", None, list(SUITES), "Set of runs.", required=True)
     flags.DEFINE_list("runs", [], "Names of runs; all of the suite by default.")
+    branches = "must be without @: dense stands for its branches, too"
+    flags.register_validator("runs", lambda runs: not any("@" in name for name in runs), branches)
     flags.DEFINE_list("seeds", ["0"], "Seeds of each run.")
     flags.register_validator("seeds", lambda seeds: all(map(str.isdecimal, seeds)), "must be whole numbers, 0 or more")
-    flags.DEFINE_multi_string(
-        "queue", [], "What one GPU runs, name:seed,name:seed,...; repeated, in the order of --gpus."
-    )
     flags.DEFINE_list("gpus", ["0"], "GPUs, as CUDA_VISIBLE_DEVICES has them.")
     flags.DEFINE_string("data", None, "Prepared corpus.", required=True)
     flags.DEFINE_string("second_data", "", "Prepared corpus of other text with the same tokenizer; empty for none.")

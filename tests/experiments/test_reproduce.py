@@ -10,7 +10,6 @@ import re
 import pytest
 
 from experiments import reproduce
-from experiments.__main__ import HERE, commands
 from tests.command_lines import ROOT
 from tests.documents import PAGES
 
@@ -74,11 +73,3 @@ def test_files_that_pages_name_exist_and_every_result_and_every_figure_is_on_a_p
     assert named == results
     figures = list((ROOT / "experiments/plots").iterdir())
     assert figures and all(f"plots/{path.name})" in pages for path in figures)
-
-
-def test_every_command_is_listed_with_a_sentence():
-    listed = dict(commands())
-    with_main = {path for path in HERE.rglob("*.py") if "\n    app.run(main)" in path.read_text()}
-    assert len(with_main) > 10
-    assert {HERE.parent / f"{module.replace('.', '/')}.py" for module in listed} == with_main
-    assert all(sentence.endswith((".", ":")) for sentence in listed.values())

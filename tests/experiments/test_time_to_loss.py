@@ -9,7 +9,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from absl import app
 from scipy import stats
 
 from experiments import plots
@@ -20,9 +19,7 @@ from experiments.quality.time_to_loss import (
     Item,
     Results,
     assign,
-    check_branches,
     check_data,
-    read_queue,
     with_lengths,
 )
 from sparse_lm.data.opening import open_data
@@ -51,18 +48,9 @@ def test_every_run_of_every_seed_has_a_gpu_and_sides_of_a_pair_are_swapped_from_
         assert not dense & others
 
 
-def test_queues_are_read_and_dense_is_runs_of_all_lengths():
-    queues = with_lengths([read_queue("slices_50:1,dense:0"), read_queue("dense:1,dense@1.0:0")], TINY)
-    assert [[item.workdir for item in queue] for queue in queues] == [
-        ["slices_50-1", "dense@1.2-0", "dense@0.8-0"],
-        ["dense@1.2-1", "dense@0.8-1", "dense@1.0-1", "dense@1.0-0"],
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "dense", "dense:0,slices_50", "dense:0:1", "dense:x", "dense:0,"])
-def test_a_queue_that_cannot_be_read_is_refused(text):
-    with pytest.raises(app.UsageError, match=f"--queue={text}: must be name:seed,name:seed,..."):
-        read_queue(text)
+def test_dense_is_runs_of_all_lengths_the_longest_first():
+    queue = with_lengths([Item("slices_50", 1), Item("dense", 0)], TINY)
+    assert [item.workdir for item in queue] == ["slices_50-1", "dense@1.2-0", "dense@0.8-0", "dense@1.0-0"]
 
 
 def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_suite_are_refused(corpus, tmp_path):
@@ -88,14 +76,6 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
         (tmp_path / "out.json").write_text(json.dumps(found))
         with pytest.raises(DataError, match=rf"out\.json: has runs of the suite {other}, not tiny"):
             Results(tmp_path / "out.json", "tiny")
-
-
-def test_a_branch_that_would_wait_for_ever_is_refused():
-    check_branches(with_lengths([read_queue("slices_50:0,dense@0.8:0"), read_queue("dense:0")], TINY), TINY)
-    with pytest.raises(app.UsageError, match=r"\['dense@0.8-1'\] are branches of dense runs that no queue names"):
-        check_branches([read_queue("dense@0.8:1,dense@1.2:0")], TINY)
-    with pytest.raises(app.UsageError, match=r"\['dense@0.8-0'\] must come behind the dense run"):
-        check_branches(with_lengths([read_queue("dense@0.8:0,dense:0")], TINY), TINY)
 
 
 @pytest.mark.parametrize("name", {(suite.steps, suite.lengths): name for name, suite in SUITES.items()}.values())
@@ -147,7 +127,7 @@ def rows(tmp_path):
 
 
 def test_gpus_work_through_their_queues_and_keep_only_needed_checkpoints(host, tmp_path):
-    queues = {"4": with_lengths([[Item("dense", 0)]], TINY)[0], "7": [Item("slices_50", 0), Item("slices_stay", 0)]}
+    queues = {"4": with_lengths([Item("dense", 0)], TINY), "7": [Item("slices_50", 0), Item("slices_stay", 0)]}
     host().work(queues, minutes=math.inf)
     assert {name: row["gpu"] for (name, _), row in rows(tmp_path).items()} == {
         "dense@1.2": "4", "dense@0.8": "4", "dense@1.0": "4", "slices_50": "7", "slices_stay": "7",
@@ -157,7 +137,7 @@ def test_gpus_work_through_their_queues_and_keep_only_needed_checkpoints(host, t
 
 
 def test_what_is_done_is_not_done_again(host, tmp_path):
-    queue = with_lengths([[Item("dense", 0)]], TINY)[0]
+    queue = with_lengths([Item("dense", 0)], TINY)
     host().work({"0": queue[:2]}, minutes=math.inf)  # to the first branch
     assert (tmp_path / "runs/dense@1.2-0/checkpoints").exists()
     (tmp_path / "runs/dense@0.8-0/row.json").unlink()
