@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -100,7 +101,8 @@ def main() -> None:
 def _define_flags() -> None:
     entry_point.define_run_flags()
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
-    flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
+    flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.")
+    flags.register_validator("shard_gb", lambda size: 1e-6 <= size < math.inf, "must be 0.000001 or more, and finite")
 
 
 cli = functools.partial(entry_point.run, main, _define_flags)

@@ -43,7 +43,8 @@ def test_documents_begin_and_end_with_the_end_of_text_and_a_model_that_stays_spa
 @pytest.mark.long
 def test_command_line_and_mistakes_in_it(workdir, tmp_path):
     mistakes = {
-        "--temperature=-1": "flag --temperature=-1: -1.0 is not a non-negative number",
+        "--temperature=-1": "flag --temperature=-1.0: must be 0 or more",
+        "--temperature=nan": "flag --temperature=nan: must be 0 or more",
         "--max_new_tokens=-1": "flag --max_new_tokens=-1: -1 is not a non-negative integer",
         "--top_p=0": "flag --top_p=0.0: must be in (0, 1]",
     }

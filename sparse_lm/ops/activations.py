@@ -21,8 +21,8 @@ from jaxtyping import Float
 from sparse_lm.ops.formats import HiddenStats
 
 SQUARED_RELU = "squared_relu"
-GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu, "gated_relu2": lambda gate: jnp.square(jax.nn.relu(gate))}
-"""Functions of the gate, by `ModelConfig.activation`."""
+GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu, "gated_relu2": lambda gate: jnp.square(jnp.maximum(gate, 0))}
+"""Functions of the gate, by `ModelConfig.activation`; of NaN they and their derivatives are NaN."""
 ACTIVATIONS = (SQUARED_RELU, *GATES)
 
 

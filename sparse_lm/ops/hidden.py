@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Float
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.activations import rows_per_neuron
+from sparse_lm.ops.activations import ACTIVATIONS, rows_per_neuron
 from sparse_lm.ops.checks import check_block, check_format, check_group, check_ids, check_matrix
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 
@@ -136,8 +136,10 @@ def hidden_gradients(
       key: PRNG key of the transpose, which is stochastic (MVUE).
 
     Returns:
-      dH in the dtype of dy; dH^T, `sparsify_24(dh, "mvue", 0, key=key)`; and Y.
+      dH in the dtype of dy; dH^T, `sparsify_24(dh, "mvue", 0, key=key)`; and Y. dH and Y are rounded once.
     """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation = {activation!r} must be one of {', '.join(ACTIVATIONS)}")
     check_matrix("dy", dy)
     check_matrix("saved", saved)
     if saved.shape != (dy.shape[0], rows_per_neuron(activation) * dy.shape[1]):

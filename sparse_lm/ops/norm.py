@@ -39,8 +39,8 @@ def add_norm(
     for name, array in (("x", x), ("update", x if update is None else update), ("scale", scale)):
         check_array(name, array)
         check_float(f"dtype of {name}", array.dtype)
-    if not x.ndim:
-        raise ValueError("x must be [..., D], not a scalar")
+    if not x.ndim or not x.size:
+        raise ValueError(f"x must be [..., D], not a scalar and not empty; got {described(x)}")
     if update is not None and (update.shape, update.dtype) != (x.shape, x.dtype):
         raise ValueError(f"x and update must be alike, not {described(x)} and {described(update)}")
     if scale.shape != x.shape[-1:]:

@@ -125,9 +125,10 @@ def hidden_gradients(
     dy: Array, saved: Array, activation: str, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
 ) -> tuple[Array, Sparse24, Array]:
     """`sparsify` may be another backend's `sparsify_24`."""
-    dh = gradient(dy, saved, activation)
+    saved32 = saved.astype(jnp.float32)  # of which 16-bit floats may have no product, and whose differences lose bits
+    dh = gradient(dy.astype(jnp.float32), saved32, activation).astype(dy.dtype)
     dh_t = sparsify(dh, "mvue", 0, scale=1.0, dtype=dh.dtype, key=key)
-    return dh, dh_t, hidden(saved, activation)
+    return dh, dh_t, hidden(saved32, activation).astype(saved.dtype)
 
 
 def matmul_24(w: Sparse24, b: Array, *, out_transposed: bool = False, out_dtype: DTypeLike) -> Array:

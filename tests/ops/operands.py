@@ -179,3 +179,20 @@ def exact_stats(h, kept):
     """Computes `HiddenStats` of Y as it is rounded, in float64; XLA may leave that rounding out of its sums."""
     y = np.asarray(jnp.asarray(np.square(np.maximum(np.asarray(h, np.float32), 0)), h.dtype), np.float64)
     return np.count_nonzero(y), np.square(y).sum(), np.square(np.asarray(kept, np.float64)).sum()
+
+
+def exact_hidden(dy, saved, activation):
+    """Computes dH and Y in float64: both GELU and SiLU are g times the logistic function of some z(g)."""
+    dy, saved = np.asarray(dy, np.float64), np.asarray(saved, np.float64)
+    if activation == "squared_relu":
+        return 2 * np.sqrt(saved) * dy, saved
+    g, own = saved[:, ::2], saved[:, 1::2]
+    if activation == "gated_relu2":
+        value, slope = np.square(np.maximum(g, 0)), 2 * np.maximum(g, 0)
+    else:
+        factor = 2 * np.sqrt(2 / np.pi)
+        tanh = factor * (g + 0.044715 * g**3), factor * (1 + 3 * 0.044715 * g**2)
+        z, dz = (g, np.ones_like(g)) if activation == "swiglu" else tanh
+        share = np.exp(-np.logaddexp(0, -z))
+        value, slope = g * share, share + g * share * np.exp(-np.logaddexp(0, z)) * dz
+    return np.stack([dy * own * slope, dy * value], axis=-1).reshape(saved.shape), value * own

@@ -9,7 +9,7 @@ from sparse_lm.ops import hopper, reference
 from sparse_lm.ops.activations import ACTIVATIONS, activate, rows_per_neuron
 from tests.ops import jitted
 from tests.ops.kernels import BACKENDS, each_backend
-from tests.ops.operands import assert_same_bits, exact_stats, integers_and_special, random_or_special
+from tests.ops.operands import assert_same_bits, exact_hidden, exact_stats, integers_and_special, random_or_special
 
 pytestmark = pytest.mark.gpu
 
@@ -112,23 +112,6 @@ def test_gated_squared_relu(dtype, special, backend):
             assert_same_bits(*_unsigned_zeros((found, wanted)))
 
 
-def _exact_hidden(dy, saved, activation):
-    """Computes dH and Y in float64: both GELU and SiLU are g times the logistic function of some z(g)."""
-    dy, saved = np.asarray(dy, np.float64), np.asarray(saved, np.float64)
-    if activation == "squared_relu":
-        return 2 * np.sqrt(saved) * dy, saved
-    g, own = saved[:, ::2], saved[:, 1::2]
-    if activation == "gated_relu2":
-        value, slope = np.square(np.maximum(g, 0)), 2 * np.maximum(g, 0)
-    else:
-        factor = 2 * np.sqrt(2 / np.pi)
-        tanh = factor * (g + 0.044715 * g**3), factor * (1 + 3 * 0.044715 * g**2)
-        z, dz = (g, np.ones_like(g)) if activation == "swiglu" else tanh
-        share = np.exp(-np.logaddexp(0, -z))
-        value, slope = g * share, share + g * share * np.exp(-np.logaddexp(0, z)) * dz
-    return np.stack([dy * own * slope, dy * value], axis=-1).reshape(saved.shape), value * own
-
-
 @HALF_PRECISIONS
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_hidden_gradients(activation, dtype):
@@ -138,7 +121,7 @@ def test_hidden_gradients(activation, dtype):
         _, _, saved = activate(h, activation)
         dh, dh_t, y = _compiled(hopper, "hidden_gradients", dy, saved, activation=activation, key=KEYS[0])
         eps = float(jnp.finfo(dtype).eps)
-        for found, exact in zip((dh, y), _exact_hidden(dy, saved, activation), strict=True):
+        for found, exact in zip((dh, y), exact_hidden(dy, saved, activation), strict=True):
             np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=eps, atol=eps * 1e-3)
         assert_same_bits(
             *_unsigned_zeros((dh_t, reference.sparsify_24(dh, "mvue", 0, scale=1.0, dtype=dtype, key=KEYS[0])))
