@@ -32,7 +32,7 @@ def activate(
 ) -> tuple[Float[Array, "T F"], HiddenStats, Array]:
     """Computes Y; returns with it what is seen of it, all of which is kept, and what the backward pass needs.
 
-    `squared` says that h is relu(H)^2 already.
+    `squared` says that h is relu(H)^2 already. SiLU and GELU are not searched for zeros, as it would take a pass.
     """
     if activation in GATES:
         y = _gated(activation, *_halves(h))
@@ -40,9 +40,9 @@ def activate(
         y = h
     else:
         y = jnp.square(jax.nn.relu(h))
-    energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
-    seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
-    return y, seen, y if activation == SQUARED_RELU else h
+    has_zeros = activation in (SQUARED_RELU, "gated_relu2")
+    nonzeros = jnp.sum(y != 0, dtype=jnp.float32) if has_zeros else jnp.float32(y.size)
+    return y, HiddenStats(nonzeros, jnp.float32(1), jnp.float32(1)), y if activation == SQUARED_RELU else h
 
 
 def hidden(saved: Array, activation: str) -> Float[Array, "T F"]:

@@ -268,9 +268,10 @@ class Recipe:
 
         Returns:
           o: [..., D] in the dtype of x.
-          stats: "activation_sparsity" f32[], share of zeros in Y, of the computed neurons, before selection;
-            "kept_energy" f32[], share of the sum of Y^2 that selection keeps; "expert_load" f32[E], share of the
-            tokens that each expert has, of a recipe that routes. They pass no gradient.
+          stats: "activation_sparsity" f32[], share of zeros in Y, of the computed neurons, before selection,
+            and 0 with SwiGLU and GEGLU; "kept_energy" f32[], share of the sum of Y^2 that selection keeps;
+            "expert_load" f32[E], share of the tokens that each expert has, of a recipe that routes. They pass no
+            gradient.
 
         Raises:
           ValueError: shapes or dtypes do not fit; no state, or another's, is given to a recipe that has one; when
@@ -384,7 +385,8 @@ def _check_groups(x: Array, w2: Array, gates: Array, groups: Groups, multiple: i
 
 def hidden_stats(seen: HiddenStats, tokens: int, neurons: int) -> Stats:
     """Returns the statistics of a hidden layer of which `neurons` are computed for each of `tokens`."""
+    share = seen.nonzeros / float(tokens * neurons)  # padded rows are all zero, or were counted unseen
     return {
-        "activation_sparsity": 1 - seen.nonzeros / float(tokens * neurons),  # padded rows are all zero
+        "activation_sparsity": jnp.maximum(1 - share, 0),
         "kept_energy": seen.kept_energy / jnp.maximum(seen.energy, jnp.finfo(jnp.float32).tiny),
     }
