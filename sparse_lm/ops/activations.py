@@ -40,9 +40,12 @@ def activate(
         y = h
     else:
         y = jnp.square(jax.nn.relu(h))
-    has_zeros = activation in (SQUARED_RELU, "gated_relu2")
-    nonzeros = jnp.sum(y != 0, dtype=jnp.float32) if has_zeros else jnp.float32(y.size)
-    return y, HiddenStats(nonzeros, jnp.float32(1), jnp.float32(1)), y if activation == SQUARED_RELU else h
+    if activation in (SQUARED_RELU, "gated_relu2"):
+        energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
+        seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
+    else:
+        seen = HiddenStats(jnp.float32(y.size), jnp.float32(1), jnp.float32(1))
+    return y, seen, y if activation == SQUARED_RELU else h
 
 
 def hidden(saved: Array, activation: str) -> Float[Array, "T F"]:
