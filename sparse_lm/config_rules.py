@@ -61,6 +61,9 @@ def rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _run_rules(c: Config) -> Iterator[Rule]:
+    paths = {"init_from": c.init_from, "data.path": c.data.path, "data.cache_dir": c.data.cache_dir}
+    for key, path in (paths | {"data.tokenizer": c.data.tokenizer}).items():
+        yield key, "://" not in path, "must be a path, not a URL; mount the bucket, as with gcsfuse"
     yield "init_from", not (c.init_from and c.model.experts), "must be empty with model.experts"
     yield "steps", c.steps < 2**31, "must be less than 2^31"
     yield "seed", 0 <= c.seed < 2**32, "must be in 0..2^32 - 1"

@@ -67,6 +67,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"steps": 0}, "steps", "positive"),
         ({"steps": 2**31}, "steps", "less than 2^31"),
         ({"seed": 2**32}, "seed", "2^32"),
+        ({"data.cache_dir": "gs://bucket/x"}, "data.cache_dir", "not a URL"),
         ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm", "finite"),
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.final_fraction": 1.5}, "optimizer.final_fraction", "must be in 0..1"),

@@ -141,7 +141,7 @@ def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, mo
 
     monkeypatch.setattr(loop, "device_batches", damaged)
     config = small_config(corpus, "sste", **{"sparsity.end_step": 12, "optimizer.max_skipped_steps": 2})
-    with pytest.raises(loop.TooManyBadSteps, match="2 steps in a row, up to step 10"):
+    with pytest.raises(loop.TooManyBadSteps, match="2 steps in a row, up to step 11"):
         loop.train(config, str(tmp_path))
     assert loop.train(config, str(tmp_path))
     groups = np.asarray(restore_params(tmp_path)[0]["layers"]["ffn"]["up"]).reshape(-1, 4)
@@ -160,7 +160,7 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
         return dataclasses.replace(state, params=state.params | {"norm": state.params["norm"].at[0].set(np.inf)})
 
     monkeypatch.setattr(loop, "restore_or_start", start_with_an_infinite_weight)
-    with pytest.raises(loop.TooManyBadSteps, match="3 steps in a row, up to step 2"):
+    with pytest.raises(loop.TooManyBadSteps, match="3 steps in a row, up to step 3"):
         loop.train(config, str(tmp_path))
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         state = checkpoints.restore_latest(jax.eval_shape(trainer.init))
@@ -175,7 +175,7 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
     config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 12})  # as many as there are
-    for message in ("12 steps in a row, up to step 11", "at its end, and the last 12 of its 12 steps were bad"):
+    for message in ("12 steps in a row, up to step 12", "at its end, and the last 12 of its 12 steps were bad"):
         with pytest.raises(loop.TooManyBadSteps, match=message):
             loop.train(config, str(tmp_path / "to_the_end"))
 

@@ -169,7 +169,7 @@ class Loop:
             self.checkpoints.wait()
             raise TooManyBadSteps(
                 f"loss or gradient was not finite in {bad_in_a_row} steps in a row, "
-                f"up to step {step}; they changed nothing, and the state is saved in {self.workdir}"
+                f"up to step {step + 1}; they changed nothing, and the state is saved in {self.workdir}"
             )
         return results
 

@@ -7,7 +7,7 @@
            recipe may fit the weights to the batch, so that it jumps less.
            To leave twice, as a run does that is made longer after its end, changes nothing.
 
-All three are pure functions of the state and the coming batch, so that a resumed run does the same. They run the
+All three are pure functions of the state and a batch, so that a resumed run does the same. They run the
 recipe's functions of arrays layer by layer, on inputs that one forward pass of the coming step's batch records.
 """
 

@@ -2,7 +2,7 @@
 
     mesh axis   splits
     data        the sequences of a batch
-    fsdp        the sequences, and the rows of every matrix and its moments where they are stored
+    fsdp        the sequences, and the rows of every matrix but routers, and its moments, where they are stored
     expert      the sequences, and the experts of a mixture, which are rows of `up` and `down`
     tensor      attention heads and FFN neurons
 

@@ -58,7 +58,7 @@ class StepLog(contextlib.AbstractContextManager):
         loss, skipped_before = float(metrics["loss"]), int(metrics["skipped"])
         if int(metrics["skipped_in_a_row"]):
             skipped_before -= 1
-            _log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
+            _log.warning("step %d skipped: loss %s, gradient norm %s", step + 1, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results and step not in self.told:
             return
         step_time, speed = None, None
