@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -46,8 +47,8 @@ def read_documents(path: Path, text_field: str) -> Iterator[str]:
         if compression and not path.stat().st_size:
             raise EOFError("the file is empty, which no compressed file is")  # gzip would make an empty text of it
         opener = COMPRESSIONS.get(compression, open)
-        with opener(path, "rt", encoding="utf-8", errors="replace", newline="\n") as stream:
-            head = stream.buffer.peek(HEAD)[:HEAD]
+        with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="\n") as stream:
+            head = stream.buffer.peek(HEAD)[:HEAD].removeprefix(codecs.BOM_UTF8)
             if suffix == JSON and head.lstrip().startswith(b"["):
                 for number, record in enumerate(_parse(stream.read(), str(path)), start=1):
                     yield _text(record, f"{path}:item {number}", text_field)

@@ -71,6 +71,15 @@ def test_a_json_array_has_a_document_an_item(tmp_path):
             list(corpus.find_files([f"{path}"]))
 
 
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_a_byte_order_mark_is_no_text(tmp_path, compression):
+    contents = {"a.txt": TEXT, "a.jsonl": json.dumps({"text": TEXT}), "a.json": json.dumps([{"text": TEXT}])}
+    for name, content in contents.items():
+        path = tmp_path / f"{name}{compression}"
+        path.write_bytes(COMPRESS[compression](content.encode("utf-8-sig")))
+        assert list(corpus.find_files([str(path)])) == [TEXT]
+
+
 def test_a_zst_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path):
     frames = [zstd.compress(b"a" * 300_000), zstd.compress(random.Random(0).randbytes(300).hex().encode())]
     whole, path = b"".join(frames), tmp_path / "a.txt.zst"
