@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sparse_lm.files import NO_URL
 from sparse_lm.ops import formats
 from sparse_lm.ops.activations import ACTIVATIONS
 from sparse_lm.recipes import RECIPES
@@ -53,6 +54,8 @@ def rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
         yield key, values[key] >= 0, "must not be negative"
     for key, names in _ONE_OF.items():
         yield one_of(key, values[key], names)
+    for key in ("init_from", "data.path", "data.cache_dir", "data.tokenizer"):
+        yield key, "://" not in values[key], NO_URL
     yield from _run_rules(c)
     yield from _model_rules(c)
     yield from _optimizer_rules(c, values)
@@ -61,9 +64,6 @@ def rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _run_rules(c: Config) -> Iterator[Rule]:
-    paths = {"init_from": c.init_from, "data.path": c.data.path, "data.cache_dir": c.data.cache_dir}
-    for key, path in (paths | {"data.tokenizer": c.data.tokenizer}).items():
-        yield key, "://" not in path, "must be a path, not a URL; mount the bucket, as with gcsfuse"
     yield "init_from", not (c.init_from and c.model.experts), "must be empty with model.experts"
     yield "steps", c.steps < 2**31, "must be less than 2^31"
     yield "seed", 0 <= c.seed < 2**32, "must be in 0..2^32 - 1"

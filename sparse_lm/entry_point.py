@@ -14,6 +14,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from sparse_lm.errors import UserError
+from sparse_lm.files import NO_URL
 
 flags.disclaim_key_flags()  # a flag is one of the entry point that defines it, and so in its --help
 
@@ -41,7 +42,7 @@ def run(
                 if not path:
                     sys.exit(f"--{name}=: must not be empty")
                 if "://" in path:
-                    sys.exit(f"--{name}={path}: must be a path, not a URL; mount the bucket, as with gcsfuse")
+                    sys.exit(f"--{name}={path}: {NO_URL}")
         try:
             main()
         except UserError as error:

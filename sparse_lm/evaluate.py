@@ -59,7 +59,7 @@ def evaluate(
     """Evaluates a checkpoint on held-out text: as the model that it is, or as the sparse phase computes.
 
     `checkpoint` is "latest", "best" (least held-out loss in training) or a step. `data` is a prepared corpus with the
-    run's tokenizer; None for the run's own. Of its held-out windows so many are read, 0 for all.
+    run's tokenizer; None for the run's own. `windows` is how many held-out windows are read, spread evenly; 0 for all.
 
     Returns:
       step, loss, perplexity and bits_per_byte, as `Evaluation` defines them.

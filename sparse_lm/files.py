@@ -15,6 +15,8 @@ from sparse_lm.errors import OutputError, WorkdirError
 
 _log = logging.getLogger(__name__)
 
+NO_URL = "must be a path, not a URL; mount the bucket, as with gcsfuse"
+
 
 @contextlib.contextmanager
 def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike, file: str = "") -> Iterator[None]:

@@ -21,7 +21,7 @@ from absl import app
 from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.config import Config
-from sparse_lm.training.step import TrainState, make_trainer
+from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions, transition_before
 
 RECIPES: dict[str, dict[str, float]] = {
@@ -52,15 +52,13 @@ def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> C
     return config_lib.parse(config)
 
 
-def losses(
-    config: Config, batches: Iterable[np.ndarray], state: TrainState | None = None, first: int = 0
-) -> np.ndarray:
-    """Returns the loss of each step from `first` on, through both transitions; `state` is consumed."""
+def losses(config: Config, batches: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns the loss of each step, through both transitions."""
     trainer = make_trainer(config)
     transitions = make_transitions(config, trainer.graphdef, trainer.layout)
     place = trainer.layout.place_batch if trainer.layout else jax.device_put
-    state, curve = trainer.init() if state is None else state, []
-    for step, windows in enumerate(map(place, batches), first):
+    state, curve = trainer.init(), []
+    for step, windows in enumerate(map(place, batches)):
         if transition := transition_before(config, step):
             state, _ = transitions[transition](state, windows)
         state, metrics = trainer.steps[config.phase(step)](state, windows)

@@ -32,7 +32,7 @@ def activate(
 ) -> tuple[Float[Array, "T F"], HiddenStats, Array]:
     """Computes Y; returns with it what is seen of it, all of which is kept, and what the backward pass needs.
 
-    `squared` says that h is relu(H)^2 already. SiLU and GELU are not searched for zeros, as it would take a pass.
+    `squared` says that h is relu(H)^2 already. With SiLU and GELU all of Y counts as nonzero: looking takes a pass.
     """
     if activation in GATES:
         y = _gated(activation, *_halves(h))
