@@ -25,10 +25,11 @@ def forward(function_of: FunctionOf, operands: Any, state: Any) -> Array:
 
 
 def both(function_of: FunctionOf, operands: Any, state: Any) -> tuple[Array, ...]:
-    """Computes the output, and the gradients of what has any."""
+    """Computes the output, and then the gradients of what has any: as in a model, XLA joins no passes of the two."""
     function, differentiated = function_of(operands, state)
     o, vjp = jax.vjp(function, *differentiated)
-    return o, *vjp(operands.do)
+    o, do = jax.lax.optimization_barrier((o, operands.do))
+    return o, *vjp(do)
 
 
 class Layer(NamedTuple):
