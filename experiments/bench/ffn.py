@@ -3,7 +3,7 @@
     python -m experiments.bench.ffn --output=experiments/results/ffn_h200.json
     python -m experiments.bench.ffn --recipes='slices 2:16' --imbalance=1,1.76 --output=...
     python -m experiments.bench.ffn --recipes='act24,dense fp8,act24 fp8' --output=...
-    python -m experiments.bench.ffn --activation=swiglu --tokens=16384 --output=experiments/results/ffn_swiglu_h100.json
+    python -m experiments.bench.ffn --activation=swiglu --tokens=16384 --output=experiments/results/ffn_swiglu_h200.json
 
 Kernel times, everything that a layer does included: weights to their sparse forms, routing, dispatch, selection. The
 random order of the tokens, which all layers of a step share, is given. `--imbalance` is what the busiest expert has of
