@@ -59,7 +59,7 @@ def gradient(dy: Float[Array, "T F"], saved: Array, activation: str) -> Float[Ar
     if activation == SQUARED_RELU:
         return dy * 2 * jnp.sqrt(saved)
     _, vjp = jax.vjp(functools.partial(_gated, activation), *_halves(saved))
-    return jnp.stack(vjp(dy), axis=-1).reshape(saved.shape)
+    return _by_turns(*vjp(dy))
 
 
 def rows_per_neuron(activation: str) -> int:
@@ -79,3 +79,11 @@ def _gated(activation: str, gate: Array, up: Array) -> Array:
 def _halves(h: Array) -> tuple[Array, Array]:
     pairs = h.reshape(h.shape[0], -1, 2)
     return pairs[..., 0], pairs[..., 1]
+
+
+def _by_turns(gate: Array, up: Array) -> Array:
+    """Undoes `_halves`. Two numbers of 16 bits make a word, as XLA stores those of a stack one at a time, apart."""
+    if gate.dtype.itemsize != 2:
+        return jnp.stack((gate, up), axis=-1).reshape(gate.shape[0], -1)
+    low, high = (jax.lax.bitcast_convert_type(half, jnp.uint16).astype(jnp.uint32) for half in (gate, up))
+    return jax.lax.bitcast_convert_type(low | high << 16, gate.dtype).reshape(gate.shape[0], -1)
