@@ -106,7 +106,7 @@ ROWS = {
     ),
     "step_afm": Row(
         f"{_STEP}{_AFM} --config.sparsity.dense_layers=0 --config.batch_size=32 --config.seq_len=1024",
-        "one H200, about 60 s",
+        "one H200",
         "step_afm_4_layers_h200.json",
         step,
     ),
@@ -192,7 +192,7 @@ ROWS = {
     ),
     "ffn": Row(
         "python -m experiments.bench.ffn --tokens=16384 --output=OUTPUT",
-        "one H200, about 180 s",
+        "one H200",
         "ffn_16384_h200.json",
         functools.partial(ffn, recipes=("slices 2:16", "venom 128:2:16", "fst", "sste", "act24")),
     ),

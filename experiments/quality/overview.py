@@ -32,6 +32,9 @@ MODELS = {
     "llama32_1b_4_layers": "Llama-3.2-1B, 4 layers, SwiGLU",
     "llama60m": "D 512, 8 layers",
     "narrow_afm_4_layers": "AFM's shape at D 768",
+    "mixture_4_layers": "mixture, four experts a token",
+    "mixture_4_layers_two": "mixture, two experts a token",
+    "mixture_4_layers_gated": "mixture, two with SwiGLU a token",
 }
 """Titles say what a suite trains. They are drawn in this order."""
 _LEFT_OUT = "dense_rate", "stages", "grown"  # dense at other rates, and what was tried and removed
