@@ -145,6 +145,7 @@ class Config:
     eval_every: int = 100
     checkpoint_every: int = 100
     keep_checkpoints: int = 2  # the newest, and besides these the best
+    keep_every: int = 0  # checkpoints after multiples of so many steps stay, too; 0 for none
     init_from: str = ""  # a directory of a transformers model to start from; empty for random weights
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

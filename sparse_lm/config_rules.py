@@ -25,8 +25,9 @@ _POSITIVE = (
     "mesh.fsdp", "mesh.expert", "mesh.tensor",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "model.head_dim", "model.experts", "model.shared_expert_dim", "data.eval_windows", "optimizer.warmup_steps",
-    "optimizer.decay_steps", "optimizer.weight_decay", "sparsity.start_step", "sparsity.end_step",
+    "keep_every", "model.head_dim", "model.experts", "model.shared_expert_dim", "data.eval_windows",
+    "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.weight_decay", "sparsity.start_step",
+    "sparsity.end_step",
 )  # fmt: skip
 _ONE_OF = {
     "model.activation": ACTIVATIONS,
@@ -67,6 +68,8 @@ def _run_rules(c: Config) -> Iterator[Rule]:
     yield "init_from", not (c.init_from and c.model.experts), "must be empty with model.experts"
     yield "steps", c.steps < 2**31, "must be less than 2^31"
     yield "seed", 0 <= c.seed < 2**32, "must be in 0..2^32 - 1"
+    multiple = f"must be 0, or a multiple of checkpoint_every = {c.checkpoint_every}"
+    yield "keep_every", c.keep_every % c.checkpoint_every == 0, multiple
     masked = "must be even with model.document_separator: cuDNN's attention takes masks of no other length"
     yield "seq_len", c.seq_len % 2 == 0 or c.model.document_separator < 0, masked
     yield "batch_size", c.batch_size % c.parts == 0, f"must be a multiple of {_parts(c)} = {c.parts}"

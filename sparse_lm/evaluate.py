@@ -39,7 +39,7 @@ from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
 from sparse_lm.training.environment import check_implementation
 from sparse_lm.training.evaluation import Evaluation
-from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
+from sparse_lm.training.run_data import check_same_data, check_same_tokenizer, open_run_data
 from sparse_lm.training.telemetry.metrics import to_json
 from sparse_lm.training.workdir import load_config
 
@@ -83,7 +83,7 @@ def evaluate(
         if data is None or error.key != "data.path":
             raise
         raise DataError(f"--data={data}: {error.allowed}") from error
-    check_same_tokenizer(workdir, config, opened)
+    (check_same_data if data is None else check_same_tokenizer)(workdir, config, opened)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
     evaluation = Evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
     batches = heldout_batches(opened, batch_size=config.batch_size, windows=windows)

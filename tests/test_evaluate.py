@@ -145,6 +145,14 @@ def test_data_with_another_tokenizer_is_refused(workdir, tmp_path):
         evaluate(tmp_path)
 
 
+def test_other_text_in_the_place_of_the_runs_is_refused_unless_it_is_named(workdir, corpus, tmp_path):
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "data.json").write_text(json.dumps({"corpus_sha256": 64 * "0"}))
+    with pytest.raises(ConfigError, match=rf"data\.path = .* has other text \(sha256 .*\) than the run in {tmp_path};"):
+        evaluate(tmp_path)
+    assert evaluate(tmp_path, data=str(corpus)) == evaluate(workdir)
+
+
 def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):
     """Of a checkpoint by name; the scores are in a file too. All that is random is seeded."""
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")

@@ -22,10 +22,12 @@ from absl import app, flags
 from experiments.quality import controls
 from experiments.quality.suites import ROW, SUITES, Suite, phase_start
 from sparse_lm.config import Config
+from sparse_lm.data.opening import open_data
 from sparse_lm.entry_point import configure_logs
 from sparse_lm.errors import WorkdirError
 from sparse_lm.evaluate import evaluate
 from sparse_lm.files import replacing
+from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import FILE as DATA
 from sparse_lm.training.telemetry.metrics import FILE as METRICS
@@ -40,6 +42,9 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run."""
     workdir, longest = root / f"{name}-{seed}", root / f"{suite.longest}-{seed}"
     config, before = suite.config(name, seed, data), None
+    (workdir / ROW).unlink(missing_ok=True)
+    if workdir.exists() and not saved_checkpoints(workdir):  # it begins anew, without the seconds of what was there
+        shutil.rmtree(workdir)
     if start := suite.branch_start(name):
         before = first_steps_of(read_summary(longest), start)
         start_from(longest, workdir, config, start)
@@ -49,6 +54,7 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     if second_data:
         other = evaluate(str(workdir), data=second_data, windows=config.data.eval_windows)
         row["second_heldout_loss"] = other["loss"]
+        row["second_corpus_sha256"] = open_data(suite.config(name, seed, second_data)).info["corpus_sha256"][:12]
     with replacing(workdir / ROW) as partial:
         partial.write_text(json.dumps(row) + "\n")
     return True
@@ -56,17 +62,27 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
 
 def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:
     """Returns what the first `steps` steps of a dense run took, whose steps all take alike; it compiles once."""
-    seconds, taken = summary["seconds"], sum(process["steps"].get("dense", 0) for process in summary["processes"])
-    return dict(seconds=seconds["dense"] * steps / taken, compile_seconds=seconds["compile"])
+    taken = sum(process["steps"].get("dense", 0) for process in summary["processes"])
+    return dict(seconds=summary["seconds"]["dense"] * steps / taken, compile_seconds=compile_seconds(summary))
+
+
+def compile_seconds(summary: dict[str, Any]) -> float:
+    """Returns what a run takes to compile: all of it is before the first step, and again only where it was stopped."""
+    return next(process["seconds"]["compile"] for process in summary["processes"] if process["steps"])
 
 
 def start_from(source: Path, workdir: Path, config: Config, step: int) -> None:
     """Makes a workdir, unless there is one, as a run of `config` that was stopped at that step would have left it.
 
     The run of `source` took these steps; its checkpoint is linked.
+
+    Raises:
+      WorkdirError: that run has no such checkpoint.
     """
     if workdir.exists():
         return
+    if step not in saved_checkpoints(source):
+        raise WorkdirError(source, f"has no checkpoint of step {step}, from which {workdir.name} goes on")
     partial = workdir.with_name(f"{workdir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -89,17 +105,17 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
 
     Raises:
       WorkdirError: the last step was one too many that was skipped, so that the run ended without its last evaluation,
-        or that loss is not finite.
+        or that loss is not finite; or steps were taken twice, so that its seconds are those of more steps than it has.
     """
     summary, lines = read_summary(workdir), list(read_metrics(workdir))
     if lines[-1]["step"] != config.steps - 1 or lines[-1].get("eval_loss") is None:
         raise WorkdirError(workdir, f"has no held-out loss of the last step: {summary['state']}")
     phases = {phase: summary["seconds"].get(phase, 0.0) for phase in ("dense", "sparse")}
-    seconds, compile_seconds = sum(phases.values()), summary["seconds"]["compile"]
-    if before:
-        seconds, compile_seconds = before["seconds"] + seconds, before["compile_seconds"]
     processes = summary["processes"]
+    before = before or dict(seconds=0.0, compile_seconds=compile_seconds(summary))
     steps = {phase: sum(process["steps"].get(phase, 0) for process in processes) for phase in phases}
+    if (taken := sum(steps.values())) != (due := config.steps - processes[0]["start_step"]):
+        raise WorkdirError(workdir, f"took {taken} steps, where {due} were due: delete it, and train anew")
     sparse = [line for line in lines if line["phase"] == "sparse"]
     sampled = [line for line in lines if line["step"] % _LOGGED == 0]
     first = [line["step_time"] for line in lines if line.get("step_time") and line["step"] < phase_start(config.steps)]
@@ -107,8 +123,8 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
         steps=config.steps,
         tokens=config.steps * config.tokens_per_step,
         tokens_per_step=config.tokens_per_step,
-        seconds=seconds,
-        compile_seconds=compile_seconds,
+        seconds=before["seconds"] + sum(phases.values()),
+        compile_seconds=before["compile_seconds"],
         cached_compilation=bool(os.environ.get("JAX_COMPILATION_CACHE_DIR")),
         phase_steps=steps,
         step_ms={phase: 1e3 * phases[phase] / steps[phase] for phase in phases if steps[phase]},

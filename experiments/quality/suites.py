@@ -97,7 +97,7 @@ class Suite:
             steps = round(start / (1 - DECAY_SHARE))
             changes |= {"steps": steps, "optimizer.decay_steps": steps - start}
             if run == self.longest:
-                changes["keep_checkpoints"] = (steps - min(starts.values())) // self.save_every() + 2
+                changes["keep_every"] = self.save_every()
         config = self.model.get_config()
         config.sparsity = config_lib.default().sparsity  # whose knobs may be none of another recipe's
         config.update_from_flattened_dict(self.base | own | changes)

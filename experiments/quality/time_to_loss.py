@@ -14,6 +14,7 @@ under way are saved: the same command goes on. Checkpoints are deleted when noth
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import json
@@ -32,6 +33,7 @@ from absl import app, flags
 
 from experiments.quality import controls
 from experiments.quality.suites import ROW, SUITES, Suite
+from sparse_lm.data.dataset import Data
 from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError, UserError
 from sparse_lm.files import replacing
@@ -69,8 +71,10 @@ def with_lengths(queue: Sequence[Item], suite: Suite) -> list[Item]:
     return [Item(name, seed) for runs, seed in names for name in runs]
 
 
-def check_data(suite: Suite, path: str, names: Iterable[str], rows: Sequence[dict[str, Any]]) -> None:
+def check_data(suite: Suite, path: str, second: str, names: Iterable[str], rows: Sequence[dict[str, Any]]) -> None:
     """Refuses a corpus that these runs would learn by heart, or on which losses are no match for those there are.
+
+    `second` is the corpus of the second held-out text, or empty.
 
     Raises:
       DataError: one of the runs would read it more than four times, or a row is of other text.
@@ -78,8 +82,11 @@ def check_data(suite: Suite, path: str, names: Iterable[str], rows: Sequence[dic
     """
     config = max((suite.config(name, 0, path) for name in names), key=lambda config: config.steps)
     data = open_data(config)
-    if others := {row.get("corpus_sha256", "unknown") for row in rows} - {data.info["corpus_sha256"][:12]}:
-        raise DataError(f"--data={path}: is not the text of the runs in --output, which has sha256 {min(others)}")
+    _check_text("--data", path, data, (row.get("corpus_sha256", "unknown") for row in rows))
+    if second:
+        with_second = [row for row in rows if "second_heldout_loss" in row]
+        other = open_data(dataclasses.replace(config, data=dataclasses.replace(config.data, path=second)))
+        _check_text("--second_data", second, other, (row.get("second_corpus_sha256", "unknown") for row in with_second))
     windows = len(data.train)
     epochs = config.steps * config.batch_size / windows
     if epochs > MOST_EPOCHS:
@@ -87,6 +94,11 @@ def check_data(suite: Suite, path: str, names: Iterable[str], rows: Sequence[dic
             f"--data={path}: has {windows:,} training windows, which a run of {config.steps:,} steps of "
             f"{config.batch_size} would read {epochs:.0f} times; at most {MOST_EPOCHS} times are allowed"
         )
+
+
+def _check_text(flag: str, path: str, data: Data, of_rows: Iterable[str]) -> None:
+    if others := {*of_rows} - {data.info["corpus_sha256"][:12]}:
+        raise DataError(f"{flag}={path}: is not the text of the runs in --output, which has sha256 {min(others)}")
 
 
 class Results:
@@ -214,7 +226,8 @@ def main(_: Sequence[str]) -> None:
     controls.register()
     try:
         results = Results(Path(values.output), values.suite)
-        check_data(suite, values.data, {item.name for item in itertools.chain(*queues)}, results.rows)
+        names = {item.name for item in itertools.chain(*queues)}
+        check_data(suite, values.data, values.second_data, names, results.rows)
     except UserError as error:
         sys.exit(str(error))
     root.mkdir(parents=True, exist_ok=True)
@@ -239,6 +252,8 @@ if __name__ == "__main__":
     flags.DEFINE_list("seeds", ["0"], "Seeds of each run.")
     flags.register_validator("seeds", lambda seeds: all(map(str.isdecimal, seeds)), "must be whole numbers, 0 or more")
     flags.DEFINE_list("gpus", ["0"], "GPUs, as CUDA_VISIBLE_DEVICES has them.")
+    pairs = "must be one GPU or pairs of GPUs, each of them once"
+    flags.register_validator("gpus", lambda gpus: len({*gpus}) == len(gpus) in (1, *range(2, 99, 2)), pairs)
     flags.DEFINE_string("data", None, "Prepared corpus.", required=True)
     flags.DEFINE_string("second_data", "", "Prepared corpus of other text with the same tokenizer; empty for none.")
     flags.DEFINE_string("workdir", None, "Directory of the runs' workdirs.", required=True)

@@ -20,14 +20,14 @@ from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
-from sparse_lm.training.starting import open_pretrained, restore_or_start
+from sparse_lm.training.starting import open_checkpoints, open_pretrained, restore_or_start
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
 from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.transitions import make_transitions, transition_before
-from sparse_lm.training.workdir import check_same_config, meaning, workdir_lock
+from sparse_lm.training.workdir import check_same_config, workdir_lock
 
 _LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse phase", "refresh": "refresh"}
 
@@ -58,7 +58,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
         trainer = make_trainer(config)  # refuses a mesh that there are no devices for, while nothing is written
         processes.wait_for_all("configurations are checked")
         data = open_data_together(workdir, config)
-        with Checkpoints(workdir, config.keep_checkpoints, meaning(config)) as checkpoints, Interrupt() as interrupt:
+        with open_checkpoints(workdir, config) as checkpoints, Interrupt() as interrupt:
             state = restore_or_start(trainer, checkpoints, pretrained)
             start = int(state.step)
             if start >= config.steps:

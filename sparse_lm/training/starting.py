@@ -12,7 +12,7 @@ from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
 from sparse_lm.training.step import Trainer, TrainState
-from sparse_lm.training.workdir import load_config
+from sparse_lm.training.workdir import load_config, meaning
 
 
 def open_pretrained(config: Config, workdir: str) -> tuple[Config, Pretrained | None]:
@@ -26,6 +26,11 @@ def open_pretrained(config: Config, workdir: str) -> tuple[Config, Pretrained | 
         return with_tokenizer(config, config.data.tokenizer or load_config(workdir).data.tokenizer), None
     pretrained = Pretrained(config)
     return pretrained.config_with_tokenizer(), pretrained
+
+
+def open_checkpoints(workdir: str, config: Config) -> Checkpoints:
+    """Opens the checkpoints of a run, which keep what its configuration says."""
+    return Checkpoints(workdir, config.keep_checkpoints, every=config.keep_every, run=meaning(config))
 
 
 def restore_or_start(trainer: Trainer, checkpoints: Checkpoints, pretrained: Pretrained | None) -> TrainState:

@@ -24,8 +24,8 @@ LOCK_FILE = ".lock"
 RESUMABLE_CHANGES = frozenset(
     (
         # The learning-rate schedule follows another number of steps.
-        "steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "microbatches",
-        "mesh.data", "mesh.fsdp", "mesh.expert", "mesh.tensor",
+        "steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every",
+        "microbatches", "mesh.data", "mesh.fsdp", "mesh.expert", "mesh.tensor",
         # What the paths of data and tokenizer lead to is compared: run_data.py.
         "data.path", "data.tokenizer", "data.cache_dir", "data.eval_windows",
         "model.remat", "model.unroll_layers", "model.loss_chunk",

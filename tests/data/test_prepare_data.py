@@ -129,6 +129,16 @@ def test_held_out_files_are_part_of_the_text_that_is_hashed_and_documents_in_ano
     assert "1 of 31 documents have bytes that are not UTF-8" in caplog.text
 
 
+def test_text_of_less_than_a_window_is_refused(files, tmp_path):
+    heldout = tmp_path / "heldout.txt"
+    heldout.write_text("a")
+    with pytest.raises(DataError, match=r"^the held-out text has 2 tokens, which must be at least seq_len = 8$"):
+        prepare_data.prepare_files(
+            [f"{files}/**/*.txt"], tmp_path / "out", heldout_files=[str(heldout)], seq_len=8, vocab_size=300
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_no_source(files, tmp_path, monkeypatch):
     target, link = tmp_path / "disk" / "data", tmp_path / "out"
     link.symlink_to(target)

@@ -1,8 +1,10 @@
 """Time to a given loss: who runs what, what a run took, ratios of times and figures, of made-up runs and tiny ones."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -61,17 +63,23 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
     suite = dataclasses.replace(TINY, base=TINY.base | {"steps": most}, lengths=(1.0, 2.0))
     twice = {"steps": 2 * most, "optimizer.decay_steps": most}
     suite = dataclasses.replace(suite, runs={"dense": TINY.runs["dense"], "longer": TINY.runs["dense"] | twice})
-    check_data(suite, data, ["dense"], [here])
+    check_data(suite, data, "", ["dense"], [here])
     for longer in ("longer", "dense@2.0"):
         with pytest.raises(DataError, match=rf"{windows:,} training windows, which .* steps of 4 would read 8 times"):
-            check_data(suite, data, ["dense", longer], [])
+            check_data(suite, data, "", ["dense", longer], [])
     for name in ("slices_05", "dense@0.7", "slices_50@0.8"):
         with pytest.raises(UserError, match=f"^{name} must be among dense, .*, _fp8 and _rate_0.001 may stand$"):
-            check_data(TINY, data, ["dense", name], [])
+            check_data(TINY, data, "", ["dense", name], [])
     with pytest.raises(DataError, match=r"is not the text of the runs in --output, which has sha256 0123456789ab$"):
-        check_data(TINY, data, ["dense"], [here, {"corpus_sha256": "0123456789ab"}])
+        check_data(TINY, data, "", ["dense"], [here, {"corpus_sha256": "0123456789ab"}])
     with pytest.raises(DataError, match=r"--output, which has sha256 unknown$"):
-        check_data(TINY, data, ["dense"], [here, {"name": "of a file that does not say its text"}])
+        check_data(TINY, data, "", ["dense"], [here, {"name": "of a file that does not say its text"}])
+    for second, refused in ((here["corpus_sha256"], None), ("0123456789ab", "0123456789ab"), (None, "unknown")):
+        row = here | {"second_heldout_loss": 2.0} | ({"second_corpus_sha256": second} if second else {})
+        check_data(TINY, data, "", ["dense"], [row])
+        check_data(TINY, data, data, ["dense"], [here])
+        with pytest.raises(DataError, match=f"^--second_data=.*{refused}$") if refused else contextlib.nullcontext():
+            check_data(TINY, data, data, ["dense"], [row])
     for other, found in (("llama60m", {"suite": "llama60m", "runs": []}), (None, {"recipes": {}})):
         (tmp_path / "out.json").write_text(json.dumps(found))
         with pytest.raises(DataError, match=rf"out\.json: has runs of the suite {other}, not tiny"):
@@ -92,8 +100,7 @@ def test_a_branch_has_the_rates_of_the_longest_dense_run_until_they_fall(name):
         assert schedule(start + 1) < rates[start - 1]
         assert schedule(run.steps - 1) == pytest.approx(0.1 * rates[start - 1])
         if run != longest:
-            saved = {*range(longest.checkpoint_every, longest.steps, longest.checkpoint_every), longest.steps}
-            assert start in sorted(saved)[-longest.keep_checkpoints :]
+            assert start % longest.checkpoint_every == start % longest.keep_every == 0
 
 
 STUB = """
@@ -166,6 +173,7 @@ def test_a_branch_goes_on_from_the_longest_dense_run(corpus, other_corpus, tmp_p
     config = TINY.config("dense@0.8", 0, data)
     assert branch["heldout_loss"] < longest["heldout_curve"][0][1]
     assert branch["second_heldout_loss"] not in (branch["heldout_loss"], None)
+    assert branch["second_corpus_sha256"] == open_data(TINY.config("dense", 0, other)).info["corpus_sha256"][:12]
     assert branch["steps"] == config.steps and branch["tokens"] == config.steps * 128
     start = TINY.decay_starts()[0.8]
     assert branch["phase_steps"]["dense"] == config.steps - start
@@ -176,14 +184,35 @@ def test_a_branch_goes_on_from_the_longest_dense_run(corpus, other_corpus, tmp_p
     assert [line["step"] for line in lines[:3]] == [0, 4, 8]
     assert branch["first_dense_ms"] == pytest.approx(500 * (lines[1]["step_time"] + lines[2]["step_time"]))
     assert branch["logged"] == [[0, "dense", lines[0]["loss"], None]]
-    check_data(TINY, data, ["dense"], [branch])
+    check_data(TINY, data, other, ["dense"], [branch])
+    # A workdir whose checkpoints are gone is one of an earlier run, none of whose time is this one's.
+    shutil.rmtree(tmp_path / "dense@0.8-0/checkpoints")
+    assert one_run.run_one(TINY, "dense@0.8", 0, data, "", tmp_path)
+    again = json.loads((tmp_path / "dense@0.8-0/row.json").read_text())
+    assert (again["phase_steps"], again["heldout_loss"]) == (branch["phase_steps"], branch["heldout_loss"])
+    shutil.rmtree(tmp_path / "dense@1.2-0/checkpoints")
+    shutil.rmtree(tmp_path / "dense@0.8-0")
+    with pytest.raises(WorkdirError, match=rf"dense@1.2-0.* has no checkpoint of step {start}"):
+        one_run.run_one(TINY, "dense@0.8", 0, data, "", tmp_path)
 
 
 def test_first_steps_take_their_share_whatever_processes_there_were():
-    """One of them was stopped while it compiled."""
-    processes = [{"steps": {}}, {"steps": {"dense": 30}}, {"steps": {"dense": 10}}]
-    before = one_run.first_steps_of(dict(seconds=dict(dense=20.0, compile=5.0), processes=processes), 10)
+    """One of them was stopped while it compiled, and the last one compiled again."""
+    steps, compiling = ({}, {"dense": 30}, {"dense": 10}), (2.0, 5.0, 4.0)
+    processes = [dict(steps=s, seconds=dict(compile=c)) for s, c in zip(steps, compiling, strict=True)]
+    before = one_run.first_steps_of(dict(seconds=dict(dense=20.0, compile=11.0), processes=processes), 10)
     assert before == dict(seconds=5.0, compile_seconds=5.0)
+
+
+def test_seconds_of_steps_taken_twice_are_refused(tmp_path):
+    config = TINY.config("dense", 0, "data")
+    processes = [dict(start_step=0, steps={"dense": steps}, seconds=dict(compile=1.0)) for steps in (7, config.steps)]
+    summary = dict(state="finished", seconds=dict(dense=1.0), processes=processes)
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    last = dict(step=config.steps - 1, eval_loss=2.0, phase="dense")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(last) + "\n")
+    with pytest.raises(WorkdirError, match=rf"took {config.steps + 7} steps, where {config.steps} were due"):
+        one_run.read_run(tmp_path, config, None)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ _T = TypeVar("_T")
 
 
 class Checkpoints(contextlib.AbstractContextManager):
-    """The checkpoints of a run in training: the newest `keep`, and the one of least eval_loss.
+    """The checkpoints of a run in training: the newest `keep`, the one of least eval_loss, and some more.
+
+    Those after multiples of `every` steps stay, if it is not 0.
 
     Saves are asynchronous: the state is written behind the next steps, and its buffers may be donated as soon as `save`
     returns. If that fails, as on a full disk, `wait`, the next `save` or the end of the context raises WorkdirError;
@@ -44,14 +46,16 @@ class Checkpoints(contextlib.AbstractContextManager):
     otherwise is refused.
     """
 
-    def __init__(self, workdir: str | os.PathLike, keep: int, run: Mapping[str, Any] | None = None):
+    def __init__(self, workdir: str | os.PathLike, keep: int, *, every: int = 0, run: Mapping[str, Any] | None = None):
         self._workdir, self._run = workdir, run or {}
         self._eval_losses: dict[int, float] = {}
         for step, checkpoint in saved_checkpoints(workdir).items():
             with contextlib.suppress(DamagedCheckpoint):  # `restore_latest` says so
                 self._eval_losses[step] = checkpoint.eval_loss
         self._saving: int | None = None  # the last step given to `save`
-        policies = ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)
+        policies = [ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)]
+        if every:
+            policies.append(ocp.checkpoint_managers.EveryNSteps(every))
         handlers = {item: ocp.StandardCheckpointHandler() for item in saved.ITEMS}
         self._manager = ocp.CheckpointManager(
             Path(workdir, "checkpoints").absolute(),

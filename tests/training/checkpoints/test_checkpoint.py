@@ -86,6 +86,14 @@ def test_keeps_the_newest_and_the_best(tmp_path):
         assert_same_bits(params, make_state(found)["params"])
 
 
+def test_multiples_of_every_stay_whatever_processes_save_between_them(tmp_path):
+    for steps, kept in (((2, 4, 5), [4, 5]), ((6, 8), [4, 8]), ((9,), [4, 8, 9])):
+        with Checkpoints(tmp_path, keep=1, every=4) as checkpoints:
+            for step in steps:
+                checkpoints.save(step, make_state(step))
+        assert steps_on_disk(tmp_path) == kept
+
+
 def test_what_a_machine_cannot_read_now_is_not_damaged(tmp_path, monkeypatch):
     save(tmp_path, 1, make_state(1))
     save(tmp_path, 2, make_state(2))
