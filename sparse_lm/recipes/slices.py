@@ -99,14 +99,15 @@ class Slices(SoftThreshold24, DenseSlices):
 
         A row of W1 (with a gate, the gate's) gets a vector that takes, on average, one standard deviation off its
         products with others' tokens in x, and nothing off those with its own. Without x it gets none, nor once it has
-        been left: a scale of 1 says that W1 is 2:4 already.
+        been left: W1 is 2:4 already, with a scale of 1.
         """
         self._check_entered(w1, w2, state, x)
         if x is not None:
             x = routing.tokens_of(x, "leave(w1, w2, state, x)")
             rows = w1.reshape(w2.shape[0], -1, w1.shape[1])
             deviation = jnp.sqrt(jnp.mean(jnp.square(rows[:, 0])))  # of a product, for |x| = 1
-            away = jnp.where(state.scale_up == 1, 0, deviation) * routing.away_from_others(x, state.centroids)
+            left = (state.scale_up == 1) & jnp.all(jnp.sum(w1.reshape(-1, 4) != 0, axis=1) <= 2)
+            away = jnp.where(left, 0, deviation) * routing.away_from_others(x, state.centroids)
             part = jnp.repeat(away, w2.shape[0] // self.experts // self.shards, axis=0)
             w1 = rows.at[:, 0].add(jnp.tile(part, (self.shards, 1)).astype(w1.dtype)).reshape(w1.shape)
         return super().leave(w1, w2, state)

@@ -154,6 +154,15 @@ def test_slices_turn_neurons_away_from_tokens_of_other_experts_alone(activation)
     assert kept < 0.5 and changed < kept
 
 
+def test_slices_turn_neurons_away_after_a_phase_that_2_4_weights_have_entered():
+    """Whose scale is 1, as if they had been left, for all of a phase in which they are trained."""
+    recipe = examples.RECIPES["slices"]
+    left = recipe.leave(W1, W2, entered("slices")[0])
+    (state, _), trained = recipe.enter(*left, X), left[0] + 0.1 * np.random.default_rng(0).normal(size=W1.shape)
+    assert float(state.scale_up) == 1
+    assert np.abs(recipe.leave(trained, left[1], state, X)[0] - recipe.leave(trained, left[1], state)[0]).max() > 0.01
+
+
 @pytest.mark.parametrize("name", CHANGING)
 def test_weights_that_are_left_are_two_of_four_along_what_products_contract(name):
     recipe = examples.RECIPES[name]
