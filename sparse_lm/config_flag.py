@@ -15,34 +15,56 @@ from ml_collections import config_flags
 
 from sparse_lm import config as config_lib
 
+_NUMBERS = {int: "an integer", float: "a number"}
 _FILE, _OVERRIDE = re.compile("--?config="), re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses the command line and returns what of it is no flag.
 
-    Exits with one line if there is no such file, or no such key to override. Errors in a Python file keep their
-    traceback, for whoever wrote it.
+    Exits with one line if there is no such file, or no such key to override, or a value is of another type. Errors in a
+    Python file keep their traceback, for whoever wrote it.
     """
     sys.path.append(str(Path(__file__).resolve().parents[1]))  # a copy of a file in configs/ may import others there
     while "--config" in argv[:-1]:
         index = argv.index("--config")
         argv = [*argv[:index], f"--config={argv[index + 1]}", *argv[index + 2 :]]
+    for argument in filter(_FILE.match, argv):
+        _check_file(argument.partition("=")[2])
     argv = [re.sub(r"^(--?config=)(.+\.json)$", rf"\g<1>{__file__}:\g<2>", argument) for argument in argv]
     argv = [argv[0], *sorted(argv[1:], key=lambda argument: not _FILE.match(argument))]  # overrides come behind it
     sys.argv = argv  # where config_flags looks for overrides
-    keys = list(flatten_dict(config_lib.default().to_dict(), sep="."))
+    defaults = flatten_dict(config_lib.default().to_dict(), sep=".")
     for argument in argv:
-        if (match := _OVERRIDE.match(argument)) and match[1] not in keys:
-            sys.exit(f"{argument}: config has no key {match[1]!r}{_hint(match[1], keys)}")
-    try:
-        arguments = app.parse_flags_with_usage(argv)
-        if isinstance(flags.FLAGS.config, dict):
-            sys.exit("--config: get_config() must return a ConfigDict, not a dict")
-        flags.FLAGS.config.lock()  # raises what loading the file raised, if no override has
-    except OSError as error:
-        sys.exit(f"--config: {str(error).splitlines()[-1].strip()}")
+        if match := _OVERRIDE.match(argument):
+            if match[1] not in defaults:
+                sys.exit(f"{argument}: config has no key {match[1]!r}{_hint(match[1], list(defaults))}")
+            _check_type(argument, type(defaults[match[1]]))
+    arguments = app.parse_flags_with_usage(argv)
+    if isinstance(flags.FLAGS.config, dict):
+        sys.exit("--config: get_config() must return a ConfigDict, not a dict")
+    flags.FLAGS.config.lock()  # raises what loading the file raised, if no override has
     return arguments
+
+
+def _check_file(path: str) -> None:
+    """Exits with one line unless this is a Python file, behind which an argument may stand, or a JSON file."""
+    file = Path(path if path.endswith(".json") else path.partition(":")[0])
+    if file.suffix not in (".py", ".json"):
+        sys.exit(f"--config={path}: must be a Python file such as configs/tiny.py, or config.json of a run")
+    if not file.is_file():
+        close = difflib.get_close_matches(file.name, [other.name for other in file.parent.glob("*.py")], n=1)
+        sys.exit(f"--config={path}: there is no such file{''.join(f'; did you mean {name}?' for name in close)}")
+
+
+def _check_type(argument: str, kind: type) -> None:
+    """Exits with one line if the value of an override is no number where the default is one."""
+    _, given, value = argument.partition("=")
+    if given and kind in _NUMBERS:
+        try:
+            kind(value)
+        except ValueError:
+            sys.exit(f"{argument}: must be {_NUMBERS[kind]}")
 
 
 def _hint(key: str, keys: list[str]) -> str:
@@ -70,5 +92,5 @@ def get_config(path: str) -> ml_collections.ConfigDict:
         # Where a value is None, the default stays, which an override can give a number to.
         config.update_from_flattened_dict({key: value for key, value in values.items() if value is not None})
     except (OSError, ValueError, TypeError, KeyError, AssertionError) as error:
-        sys.exit(f"--config={path}: cannot be read: {error}")
+        sys.exit(f"--config={path}: cannot be read as config.json of a run: {error}")
     return config

@@ -43,6 +43,8 @@ class SquaredReluFFN(nnx.Module):
     """
 
     def __init__(self, dim: int, neurons: int, recipe: Recipe = _SLICES, *, rngs: nnx.Rngs):
+        if not isinstance(recipe, Recipe):
+            raise TypeError(f"recipe must be one such as Slices(m=16), not {recipe!r}")
         self.up = nnx.Param(_up_init(rngs.params(), (neurons, dim), jnp.float32))
         self.down = nnx.Param(_down_init(rngs.params(), (neurons, dim), jnp.float32))
         if recipe.activation != SQUARED_RELU or SQUARED_RELU not in recipe.computes:

@@ -22,7 +22,9 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
         "--config..steps=3": "did you mean --config.steps?",
         "--config.optimizer.lr=0.1": "config has no key 'optimizer.lr'; optimizer has beta1, ",
         "--config.sparsity=fst": "config has no key 'sparsity'; sparsity has dense_features, ",
-        "--config.steps=many": "steps",
+        "--config.steps=1e3": "--config.steps=1e3: must be an integer",
+        "--config.optimizer.learning_rate=fast": "--config.optimizer.learning_rate=fast: must be a number",
+        "--config.sparsity.leave=perhaps": "--config.sparsity.leave=perhaps",
         "config.steps=3": "unknown argument 'config.steps=3': flags begin with --",
         "--config.data.path=nowhere": "config.data.path = 'nowhere'",
         "--workdir=/proc/nowhere": "--workdir=/proc/nowhere: cannot be written",
@@ -30,8 +32,9 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
         "--workdir=gs://bucket/run": "--workdir=gs://bucket/run: must be a path, not a URL",
         "--config.mesh.data=4": "takes 4 devices; the processes of this run have",
         "--profile_steps=3,1000": "--profile_steps=3,1000: must be first,end with first < end <= config.steps = ",
-        "--config=configs/none.py": "--config: [Errno 2] No such file or directory: 'configs/none.py'",
-        "--config=nowhere/config.json": "--config=nowhere/config.json: cannot be read: ",
+        "--config=configs/tinny.py": "--config=configs/tinny.py: there is no such file; did you mean tiny.py?",
+        "--config=nowhere/config.json": "--config=nowhere/config.json: there is no such file",
+        "--config=configs": "--config=configs: must be a Python file such as configs/tiny.py, or config.json of a run",
     }
     _, _, _, config, *arguments = command(corpus, tmp_path / "run")
     faulty = tmp_path / "faulty.py"
@@ -40,12 +43,14 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
     plain.write_text("def get_config():\n    return {'steps': 3}\n")
     command_lines = [[config, *arguments, mistake] for mistake in mistakes]
     command_lines += [["--config.steps=3", config], [f"--config={plain}"], [f"--config={faulty}"], ["--help"]]
+    command_lines.insert(-3, [f"--config={corpus}/metadata.json"])
     commands = [("sparse_lm.train", line) for line in command_lines]
     done = run_modules(commands, tmp_path, "import sparse_lm.train")
-    *results, before, no_config_dict, of_the_file, help_ = done
+    *results, before, other_json, no_config_dict, of_the_file, help_ = done
     for words, result in zip(mistakes.values(), results, strict=True):
         assert_refused(result, words)
     assert_refused(before, "config.sparsity.end_step = 8: must not be after config.steps = 3")
+    assert_refused(other_json, "metadata.json: cannot be read as config.json of a run: ")
     assert_refused(no_config_dict, "--config: get_config() must return a ConfigDict, not a dict")
     assert not (tmp_path / "run" / "config.json").exists()
     assert not list(ROOT.glob("gs:*"))
