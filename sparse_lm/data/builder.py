@@ -28,7 +28,6 @@ from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE
 from sparse_lm.data.holdout import Survey, hold_out, sample, sum_up, survey_documents
 from sparse_lm.data.workers import Workers
-from sparse_lm.errors import DataError
 
 _log = logging.getLogger(__name__)
 
@@ -115,8 +114,11 @@ def prepare(
                     with open(path, "rb") as tokens:
                         shutil.copyfileobj(tokens, stream)
                     path.unlink()
-            if (tokens := counts["tokens"]) < seq_len:  # it would be repeated in its window, where the model knows it
-                raise DataError(f"the {what} has {tokens:,} tokens, which must be at least seq_len = {seq_len}")
+            if (tokens := counts["tokens"]) < seq_len:
+                _log.warning(
+                    "the %s has %s tokens: a window of %d repeats them, so that losses come out too low",
+                    *(what, f"{tokens:,}", seq_len),
+                )
         complete = folder / "complete"
         packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)

@@ -129,14 +129,13 @@ def test_held_out_files_are_part_of_the_text_that_is_hashed_and_documents_in_ano
     assert "1 of 31 documents have bytes that are not UTF-8" in caplog.text
 
 
-def test_text_of_less_than_a_window_is_refused(files, tmp_path):
+def test_text_of_less_than_a_window_is_pointed_out(files, tmp_path, caplog):
     heldout = tmp_path / "heldout.txt"
-    heldout.write_text("a")
-    with pytest.raises(DataError, match=r"^the held-out text has 2 tokens, which must be at least seq_len = 8$"):
-        prepare_data.prepare_files(
-            [f"{files}/**/*.txt"], tmp_path / "out", heldout_files=[str(heldout)], seq_len=8, vocab_size=300
-        )
-    assert not (tmp_path / "out").exists()
+    options = dict(heldout_files=[str(heldout)], seq_len=8, vocab_size=300)
+    for text, said in (("one text", []), ("a", ["the held-out text has 2 tokens: a window of 8 repeats them"])):
+        heldout.write_text(text)
+        prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **options)
+        assert [record.getMessage().partition(",")[0] for record in caplog.records if "repeats" in record.msg] == said
 
 
 def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_no_source(files, tmp_path, monkeypatch):
