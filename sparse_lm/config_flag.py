@@ -15,7 +15,11 @@ from ml_collections import config_flags
 
 from sparse_lm import config as config_lib
 
-_NUMBERS = {int: "an integer", float: "a number"}
+_ALLOWED = {
+    int: (flags.IntegerParser(), "an integer"),
+    float: (flags.FloatParser(), "a number"),
+    bool: (flags.BooleanParser(), "true or false"),
+}
 _FILE, _OVERRIDE = re.compile("--?config="), re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
@@ -58,13 +62,14 @@ def _check_file(path: str) -> None:
 
 
 def _check_type(argument: str, kind: type) -> None:
-    """Exits with one line if the value of an override is no number where the default is one."""
+    """Exits with one line if the value of an override is no number, or not true or false, where the default is."""
     _, given, value = argument.partition("=")
-    if given and kind in _NUMBERS:
+    if given and kind in _ALLOWED:
+        parser, allowed = _ALLOWED[kind]
         try:
-            kind(value)
+            parser.parse(value)
         except ValueError:
-            sys.exit(f"{argument}: must be {_NUMBERS[kind]}")
+            sys.exit(f"{argument}: must be {allowed}")
 
 
 def _hint(key: str, keys: list[str]) -> str:

@@ -24,7 +24,7 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
         "--config.sparsity=fst": "config has no key 'sparsity'; sparsity has dense_features, ",
         "--config.steps=1e3": "--config.steps=1e3: must be an integer",
         "--config.optimizer.learning_rate=fast": "--config.optimizer.learning_rate=fast: must be a number",
-        "--config.sparsity.leave=perhaps": "--config.sparsity.leave=perhaps",
+        "--config.sparsity.leave=perhaps": "--config.sparsity.leave=perhaps: must be true or false",
         "config.steps=3": "unknown argument 'config.steps=3': flags begin with --",
         "--config.data.path=nowhere": "config.data.path = 'nowhere'",
         "--workdir=/proc/nowhere": "--workdir=/proc/nowhere: cannot be written",

@@ -115,10 +115,8 @@ def prepare(
                         shutil.copyfileobj(tokens, stream)
                     path.unlink()
             if (tokens := counts["tokens"]) < seq_len:
-                _log.warning(
-                    "the %s has %s tokens: a window of %d repeats them, so that losses come out too low",
-                    *(what, f"{tokens:,}", seq_len),
-                )
+                repeats = "the %s has %d tokens: a window of %d repeats them, so that losses come out too low"
+                _log.warning(repeats, what, tokens, seq_len)
         complete = folder / "complete"
         packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)

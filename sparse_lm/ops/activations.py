@@ -35,7 +35,7 @@ def activate(
     `squared` says that h is relu(H)^2 already. With SiLU and GELU all of Y counts as nonzero: looking takes a pass.
     """
     if activation in GATES:
-        y = _gated(activation, *_halves(h))
+        y = _gated(activation, *halves(h))
     elif squared:
         y = h
     else:
@@ -50,7 +50,7 @@ def activate(
 
 def hidden(saved: Array, activation: str) -> Float[Array, "T F"]:
     """Returns Y, of what `activate` said that the backward pass needs."""
-    return saved if activation == SQUARED_RELU else _gated(activation, *_halves(saved))
+    return saved if activation == SQUARED_RELU else _gated(activation, *halves(saved))
 
 
 @functools.partial(jax.named_call, name="grad_activation")
@@ -58,8 +58,8 @@ def gradient(dy: Float[Array, "T F"], saved: Array, activation: str) -> Float[Ar
     """Computes dH of dY."""
     if activation == SQUARED_RELU:
         return dy * 2 * jnp.sqrt(saved)
-    _, vjp = jax.vjp(functools.partial(_gated, activation), *_halves(saved))
-    return _by_turns(*vjp(dy))
+    _, vjp = jax.vjp(functools.partial(_gated, activation), *halves(saved))
+    return by_turns(*vjp(dy))
 
 
 def rows_per_neuron(activation: str) -> int:
@@ -76,13 +76,14 @@ def _gated(activation: str, gate: Array, up: Array) -> Array:
     return GATES[activation](gate) * up
 
 
-def _halves(h: Array) -> tuple[Array, Array]:
+def halves(h: Float[Array, "T rows"]) -> tuple[Float[Array, "T F"], Float[Array, "T F"]]:
+    """Splits H into the numbers of the gates and the neurons' own."""
     pairs = h.reshape(h.shape[0], -1, 2)
     return pairs[..., 0], pairs[..., 1]
 
 
-def _by_turns(gate: Array, up: Array) -> Array:
-    """Undoes `_halves`. Two numbers of 16 bits make a word, as XLA stores those of a stack one at a time, apart."""
+def by_turns(gate: Float[Array, "T F"], up: Float[Array, "T F"]) -> Float[Array, "T rows"]:
+    """Undoes `halves`. Two numbers of 16 bits make a word, as XLA stores those of a stack one at a time, apart."""
     if gate.dtype.itemsize != 2:
         return jnp.stack((gate, up), axis=-1).reshape(gate.shape[0], -1)
     low, high = (jax.lax.bitcast_convert_type(half, jnp.uint16).astype(jnp.uint32) for half in (gate, up))

@@ -20,7 +20,7 @@ from jax.custom_batching import sequential_vmap
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
-from sparse_lm.ops.activations import gradient, hidden
+from sparse_lm.ops.activations import by_turns, gradient, halves, hidden
 from sparse_lm.ops.compress import compress_24, condense, pack_24, pad_to_tiles, to_venom
 from sparse_lm.ops.cross_entropy import odds_of_logits
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom, unpack_metadata
@@ -100,7 +100,7 @@ def squared_relu_gradients(
 
 def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = sparsify_24) -> tuple[Sparse24, HiddenStats]:
     """`sparsify` may be another backend's `sparsify_24`."""
-    gate, own = _gate_and_own(h)
+    gate, own = halves(h.astype(jnp.float32))
     y = (jnp.square(jax.nn.relu(gate)) * own).astype(h.dtype)
     sparse = sparsify(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
     return sparse, _stats(y, sparse.values)
@@ -110,14 +110,13 @@ def gated_squared_relu_gradients(
     dy: Array, h: Array, y: Sparse24, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
 ) -> HiddenGradients:
     """`sparsify` may be another backend's `sparsify_24`."""
-    gate, own = _gate_and_own(h)
+    gate, own = halves(h.astype(jnp.float32))
     kept, relu = y.mask(), jax.nn.relu(gate)
     gradient = dy.astype(jnp.float32)
     of_all = gradient * own * (2 * relu), gradient * jnp.square(relu)
-    halves = [jnp.where(kept, half, 0).astype(dy.dtype) for half in of_all]
-    gates_first = compress_24(jnp.concatenate(halves, axis=1), jnp.tile(kept, (1, 2)))
-    by_turns = jnp.stack(halves, axis=-1).reshape(h.shape)
-    drawn = [sparsify(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key) for x in (by_turns, y.to_dense())]
+    of_kept = [jnp.where(kept, half, 0).astype(dy.dtype) for half in of_all]
+    gates_first = compress_24(jnp.concatenate(of_kept, axis=1), jnp.tile(kept, (1, 2)))
+    drawn = [sparsify(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key) for x in (by_turns(*of_kept), y.to_dense())]
     return HiddenGradients(gates_first, *drawn)
 
 
@@ -189,11 +188,6 @@ def scattered_matmul_24(
 def _squared_relu(h: Array) -> Array:
     """Computes relu(h)^2 in float32, rounded once."""
     return jnp.square(jax.nn.relu(h.astype(jnp.float32))).astype(h.dtype)
-
-
-def _gate_and_own(h: Array) -> list[Array]:
-    """Splits H [T, 2 F], a neuron's two numbers side by side, into float32 [T, F] each."""
-    return [h[:, first::2].astype(jnp.float32) for first in range(2)]
 
 
 def _stats(y: Array, kept: Array) -> HiddenStats:
