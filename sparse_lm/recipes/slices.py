@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import ops
-from sparse_lm.ops.activations import SQUARED_RELU, activate
+from sparse_lm.ops.activations import SQUARED_RELU
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
@@ -88,11 +88,10 @@ class Slices(SoftThreshold24, DenseSlices):
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, Array]:
         self.check(w1, w2, x)
-        x = routing.tokens_of(x, "enter(w1, w2, x)")
-        scales, centroids = self.fit_scales(w1, w2), routing.cluster(x, self.experts)
-        w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
-        y, _, _ = activate(x @ w1_sparse.T, self.activation)
-        return RoutedState(*scales, centroids), routing.order_neurons(x, y, centroids, self.shards)
+        scales = self.fit_scales(w1, w2)
+        w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(w1.dtype)
+        state, order = DenseSlices.enter(self, w1_sparse, w2, x)
+        return RoutedState(*scales, state.centroids), order
 
     def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:
         """Returns the weights that the sparse forward used, with neurons turned away from tokens of other experts.
