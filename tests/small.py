@@ -45,11 +45,13 @@ _DEFAULT = config()
 
 
 def computed(config):
-    """The configuration less what no program reads: where the data are, when a run writes and what it starts from."""
-    written = {name: getattr(_DEFAULT, name) for name in ("log_every", "eval_every", "checkpoint_every")}
-    return dataclasses.replace(
-        config, data=_DEFAULT.data, keep_checkpoints=_DEFAULT.keep_checkpoints, init_from="", **written
-    )
+    """The configuration less what no program reads: its data, when it writes and flips, what it starts from."""
+    names = "data", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every", "init_from"
+    flips = {name: getattr(_DEFAULT.sparsity, name) for name in ("start_step", "end_step", "refresh_every", "leave")}
+    sparsity = dataclasses.replace(config.sparsity, **flips)
+    optimizer = dataclasses.replace(config.optimizer, max_skipped_steps=_DEFAULT.optimizer.max_skipped_steps)
+    unread = {name: getattr(_DEFAULT, name) for name in names}
+    return dataclasses.replace(config, sparsity=sparsity, optimizer=optimizer, **unread)
 
 
 def compiled(config):

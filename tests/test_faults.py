@@ -1,5 +1,6 @@
 """Disturbs a run from outside, in one process: crashes, signals and a full disk, at the worst moments."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -62,6 +63,13 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole,
     assert [line["step"] for line in logged if "flip_rate" in line] == [6]
     assert logged[-1]["loss"] < logged[0]["loss"] - 1
     assert evaluate(str(tmp_path))["loss"] == pytest.approx(logged[-1]["eval_loss"], rel=1e-6)
+
+
+@pytest.mark.long
+def test_what_a_refresh_tells_is_logged_whatever_its_step(config, tmp_path):
+    assert loop.train(dataclasses.replace(config, log_every=5), str(tmp_path))
+    told = {line["step"]: "flip_rate" in line for line in lines(tmp_path)}
+    assert told == {0: False, 5: False, 6: True, 10: False, 11: False}  # a refresh before step 6; evaluations
 
 
 @pytest.mark.long

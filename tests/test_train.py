@@ -20,10 +20,10 @@ from sparse_lm.report import report
 from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.optimizer import learning_rate
-from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
+from tests import small
 from tests.command_lines import run
 from tests.runs import command, flags, lines, small_config, start_until, trace
 
@@ -119,12 +119,6 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
     assert logged == [(0, False, None), (3, False, 0), (4, True, None), (6, False, 0), (9, True, 0), (11, True, 0)]
 
 
-def test_what_a_refresh_tells_is_logged_whatever_its_step(corpus, tmp_path):
-    assert loop.train(small_config(corpus, "fst", log_every=5), str(tmp_path))
-    told = {line["step"]: "flip_rate" in line for line in lines(tmp_path)}
-    assert told == {0: False, 5: False, 6: True, 10: False, 11: False}  # a refresh before step 6; evaluations
-
-
 def test_the_seed_decides_the_order_of_the_data(corpus):
     data, runs = open_data(small_config(corpus)), [small_config(corpus, seed=seed) for seed in (0, 0, 1)]
     first, again, other = (np.array(next(run_data.device_batches(data, run, None, 0))) for run in runs)
@@ -153,7 +147,7 @@ def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, mo
 
 def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 3, "checkpoint_every": 12})
-    trainer, start = make_trainer(config), loop.restore_or_start
+    (trainer, _), start = small.compiled(config), loop.restore_or_start
 
     def start_with_an_infinite_weight(*arguments):
         state = start(*arguments)
@@ -180,12 +174,9 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
             loop.train(config, str(tmp_path / "to_the_end"))
 
 
-@pytest.mark.parametrize(
-    "fingerprint, difference", [("tokenizer_sha256", "another tokenizer"), ("corpus_sha256", "other text")]
-)
-def test_other_data_is_refused(fingerprint, difference, corpus, tmp_path, monkeypatch, caplog):
+def test_other_data_is_refused(corpus, tmp_path, monkeypatch, caplog):
     """A tokenizer that is named is read while it is there, and afterwards the run's own. Only a run resumes."""
-    config = small_config(corpus, **{"data.tokenizer": str(named := tmp_path / "named.json")})
+    config = small_config(corpus, "dense", **{"data.tokenizer": str(named := tmp_path / "named.json")})
     named.write_bytes((corpus / "tokenizer.json").read_bytes())
     run_data.open_data_together(tmp_path, config)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
@@ -195,15 +186,16 @@ def test_other_data_is_refused(fingerprint, difference, corpus, tmp_path, monkey
     named.unlink()
     config = dataclasses.replace(config, log_every=config.log_every + 1)
 
-    def open_other(config):
+    def open_other(fingerprint, config):
         data = open_data(config)
         return dataclasses.replace(data, info=data.info | {fingerprint: "0" * 64})
 
-    monkeypatch.setattr(run_data, "open_data", open_other)
-    with pytest.raises(ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {tmp_path};"):
-        loop.train(config, str(tmp_path))
+    for fingerprint, difference in (("tokenizer_sha256", "another tokenizer"), ("corpus_sha256", "other text")):
+        message = rf"data\.path = .* has {difference} .*than the run in {tmp_path};"
+        with monkeypatch.context() as patch, pytest.raises(ConfigError, match=message):
+            patch.setattr(run_data, "open_data", functools.partial(open_other, fingerprint))
+            loop.train(config, str(tmp_path))
     assert "resuming" not in caplog.text
-    monkeypatch.undo()
     loop.train(config, str(tmp_path))
     assert f"resuming with config.log_every = {config.log_every} (was " in caplog.text
 

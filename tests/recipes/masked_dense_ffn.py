@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from tests.ops.numpy_gates import gate
 from tests.ops.numpy_sparse import soft_threshold, top_two_of_four
 from tests.recipes.numpy_routing import nearest
 
@@ -221,21 +222,6 @@ def activate(h, activation):
     """Y of the rows' products h, and a function of dY to dH."""
     if activation == "squared_relu":
         return np.square(np.maximum(h, 0)), lambda dy: dy * 2 * np.maximum(h, 0)
-    gate, up = h[..., ::2], h[..., 1::2]  # rows of gate and up by turns
-    value, slope = GATES[activation](gate)
+    up = h[..., 1::2]  # rows of gate and up by turns
+    value, slope = gate(h[..., ::2], activation)
     return value * up, lambda dy: np.stack([dy * up * slope, dy * value], axis=-1).reshape(h.shape)
-
-
-def _silu(g):
-    sigmoid = 1 / (1 + np.exp(-g))
-    return g * sigmoid, sigmoid * (1 + g * (1 - sigmoid))
-
-
-def _tanh_gelu(g):
-    inner = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
-    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * g**2)
-    return g / 2 * (1 + np.tanh(inner)), (1 + np.tanh(inner)) / 2 + g / 2 * slope / np.cosh(inner) ** 2
-
-
-GATES = {"swiglu": _silu, "geglu": _tanh_gelu, "gated_relu2": lambda g: (np.maximum(g, 0) ** 2, 2 * np.maximum(g, 0))}
-"""Value and derivative of a gate."""

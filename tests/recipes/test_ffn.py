@@ -41,7 +41,7 @@ CASES = {
     "venom, a ragged last block": Venom(v=64, m=32, experts=5),
     "slices, more padding than tokens": Slices(v=64, m=32),
     # Every recipe that computes gates; of dense, tests/model/test_llama.py has the others.
-    **{case: GATED[case] for case in ("dense, gated_relu2", "fst, swiglu", "sste, geglu", "dense_slices, swiglu")},
+    **{case: GATED[case] for case in ("dense, gated_relu2", "fst, swiglu", "sste, geglu")},
     "dense slices, gated, for two devices": DenseSlices(v=16, m=16, shards=2, activation="gated_relu2"),
     "slices, gated, for two devices": Slices(v=16, m=16, shards=2, activation="gated_relu2"),
 }

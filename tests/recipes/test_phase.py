@@ -157,10 +157,11 @@ def test_slices_turn_neurons_away_from_tokens_of_other_experts_alone(activation)
 def test_slices_turn_neurons_away_after_a_phase_that_2_4_weights_have_entered():
     """Whose scale is 1, as if they had been left, for all of a phase in which they are trained."""
     recipe = examples.RECIPES["slices"]
-    left = recipe.leave(W1, W2, entered("slices")[0])
-    (state, _), trained = recipe.enter(*left, X), left[0] + 0.1 * np.random.default_rng(0).normal(size=W1.shape)
+    leave = jax.jit(recipe.leave)
+    left = leave(W1, W2, entered("slices")[0])
+    (state, _), trained = enter(recipe)(*left, X), left[0] + 0.1 * np.random.default_rng(0).normal(size=W1.shape)
     assert float(state.scale_up) == 1
-    assert np.abs(recipe.leave(trained, left[1], state, X)[0] - recipe.leave(trained, left[1], state)[0]).max() > 0.01
+    assert np.abs(leave(trained, left[1], state, X)[0] - leave(trained, left[1], state)[0]).max() > 0.01
 
 
 @pytest.mark.parametrize("name", CHANGING)
@@ -196,7 +197,8 @@ def test_weights_and_gradients_stay_in_their_dtype(name):
     """A state's numbers, in float32, turn no bfloat16 into float32, of which a training step would compile anew."""
     recipe, w1, w2 = examples.RECIPES[name], W1.astype(jnp.bfloat16), W2.astype(jnp.bfloat16)
     state, _ = entered(name)
-    for found in (recipe.leave(w1, w2, state, X), recipe.adjust_gradients(w1, w2, w1, w2, state)):
+    left = jax.eval_shape(recipe.leave, w1, w2, state, X)
+    for found in (left, jax.eval_shape(recipe.adjust_gradients, w1, w2, w1, w2, state)):
         assert [a.dtype for a in found] == [jnp.bfloat16] * 2
 
 

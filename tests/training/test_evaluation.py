@@ -68,7 +68,7 @@ def test_what_is_trained_in_blocks_of_tokens_is_evaluated_token_by_token(model):
     """Windows that come in other batches have the same loss."""
     graphdef, params = model
     recipe = Venom(v=4, m=8, experts=2)
-    state, _ = jax.vmap(recipe.enter)(*ffn_weights.matrices(params))
+    state, _ = jax.jit(jax.vmap(recipe.enter))(*ffn_weights.matrices(params))
     run = Evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, recipe)
     found, other = (run(params, state, batches(windows, 4)) for windows in (WINDOWS, WINDOWS[::-1]))
     assert found == pytest.approx(other, rel=1e-6)

@@ -55,7 +55,7 @@ def test_weights_whose_patterns_stay_are_not_watched(recipe):
 @pytest.mark.parametrize("dense_layers", [0, 1])
 def test_gradients_are_adjusted_but_for_dense_layers(dense_layers):
     recipe, params, gradients = Fst(mask_decay=0.5), random_params(0, 16), random_params(1, 16)
-    states, _ = jax.vmap(recipe.enter)(*ffn_weights.matrices(params))
+    states, _ = jax.jit(jax.vmap(recipe.enter))(*ffn_weights.matrices(params))
     transformation = ffn_weights.adjust_gradients(recipe, states, dense_layers)
     found, _ = transformation.update(gradients, transformation.init(params), params)
     sparse = (np.arange(LAYERS) >= dense_layers)[:, None, None]

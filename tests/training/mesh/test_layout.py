@@ -153,7 +153,9 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
 
 @pytest.mark.long
 def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
-    saved = small.compiled(config("slices", (2, 2, 2)))[0].init()
+    state, rng = small.compiled(config("slices", (2, 2, 2)))[0].abstract_state(), np.random.default_rng(0)
+    random = lambda a: jax.device_put(rng.integers(0, 100, a.shape).astype(a.dtype), a.sharding)  # noqa: E731
+    saved = jax.tree.map(random, state)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(3, saved)
         checkpoints.wait()
