@@ -46,7 +46,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     document_separator: int = -1  # end-of-text token that attention does not look past; -1: it sees a whole window
     dtype: str = "bfloat16"  # of the computation; parameters are float32
-    precision: str = "bf16"  # of dense products with weights: that of dtype, or "fp8" (e4m3, see ops/fp8.py)
+    precision: str = "bf16"  # of dense products with weights but experts': dtype's, or "fp8" (e4m3, see ops/fp8.py)
     remat: str = "none"  # what the backward pass of a layer recomputes: REMAT_POLICIES, see model/remat.py
     unroll_layers: bool = False  # compile every layer for itself: steps are faster, compilation slower
     loss_chunk: int = 1024  # tokens whose logits exist at one time

@@ -89,7 +89,6 @@ def _model_rules(c: Config) -> Iterator[Rule]:
         yield "model.experts", m.experts > 1, "must be 0, for one FFN, or 2 or more"
         choices = f"must be in 2..{m.experts} (of one expert the gate is 1, and its router learns nothing)"
         yield "model.experts_per_token", 2 <= m.experts_per_token <= m.experts, choices
-        yield "model.precision", m.precision == "bf16", "must be bf16 with model.experts: they have no FP8"
         whole = "must be adamw with model.experts, whose matrices are stored as one"
         yield "optimizer.name", c.optimizer.name == "adamw", whole
 

@@ -62,7 +62,6 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"model.activation": "swiglu"}, "sparsity.recipe", "must be one of dense, fst, sste, dense_slices, which"),
         ({"model.dtype": "float64"}, "model.dtype", "float32, bfloat16"),
         ({"model.precision": "fp4"}, "model.precision", "bf16"),
-        ({"model.experts": 8, "sparsity.recipe": "dense", "model.precision": "fp8"}, "model.precision", "no FP8"),
         ({"model.head_dim": -2}, "model.head_dim", "must not be negative"),
         ({"steps": 0}, "steps", "positive"),
         ({"steps": 2**31}, "steps", "less than 2^31"),

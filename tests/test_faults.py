@@ -76,7 +76,7 @@ def test_what_a_refresh_tells_is_logged_whatever_its_step(config, tmp_path):
 def test_a_mixture_of_gates_within_documents_of_two_corpora_goes_on_as_if_it_had_not_stopped(corpus, tmp_path):
     """Stopped within the sparse phase."""
     other = shutil.copytree(corpus, tmp_path / "other")
-    changes = {"model.activation": "gated_relu2", "model.document_separator": 0}
+    changes = {"model.activation": "gated_relu2", "model.document_separator": 0, "model.precision": "fp8"}
     config = small_config(corpus, "experts24", **changes, **{"data.path": f"{corpus}:0.7,{other}:0.3"})
     assert loop.train(config, str(tmp_path / "whole"))
     train_and_crash(config, tmp_path / "stopped", before=7)

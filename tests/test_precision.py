@@ -31,9 +31,10 @@ def hidden_states(config, params, tokens):
 
 
 @pytest.mark.long
-def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
+@pytest.mark.parametrize("changes, of_ffn", [({}, ("up", "down")), (small.MIXTURE, ("shared_up", "shared_down"))])
+def test_every_linear_layer_but_experts_is_in_fp8_and_near_its_own_bf16(changes, of_ffn):
     """Weights that are rounded to e4m3 beforehand change nothing: every product rounds its own."""
-    gated = {"model.activation": "swiglu"}
+    gated = {"model.activation": "swiglu"} | changes
     config = small.config("dense", **FP8, **gated)
     params = small.compiled(config)[0].init().params
     tokens = small.windows(config)[:, :-1]
@@ -41,7 +42,7 @@ def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
     exact = hidden_states(small.config("dense", **gated), params, tokens)
     assert 1e-3 < relative_error(found, exact) < 0.2  # of 32 inputs, whose errors hardly cancel
     moved = jax.tree.map(lambda w: w, params)
-    for group, names in (("attention", "qkvo"), ("ffn", ("up", "down"))):
+    for group, names in (("attention", "qkvo"), ("ffn", of_ffn)):
         for name in names:
             w = np.array(moved["layers"][group][name])
             moved["layers"][group][name] = np.stack([rounded(layer, None) for layer in w])

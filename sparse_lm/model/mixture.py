@@ -90,7 +90,7 @@ class Mixture(nnx.Module):
             key=inputs.key, weights=inputs.weights, layer=inputs.layer, axes=axes,
         )  # fmt: skip
         if config.shared_expert_dim:
-            dense = dataclasses.replace(DENSE, activation=config.activation)
+            dense = dataclasses.replace(DENSE, activation=config.activation, precision=config.precision)
             o += dense.ffn(x, self.shared_up[...], self.shared_down[...], axes=axes)[0]
         load = expert_load(chosen.reshape(-1), experts)
         return o, stats | {LOAD: load, "largest_router_bias": jnp.max(jnp.abs(bias)), Z_LOSS: z_loss}
