@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, math
@@ -60,18 +60,19 @@ def sample_two(members: Sequence[Number], above_one: Number) -> Pair:
 def sample_halves(
     key: tuple[Number, Number],
     words: Sequence[Number],
-    index_of: Callable[[int], Number],
+    place: tuple[Number, Number, int],
     halves: Sequence[int],
     element: ir.Type,
 ) -> list[list[PackedPair]]:
     """Estimates, for each of `halves`, 0 (low) or 1, that half of two of each four words.
 
-    `index_of` gives the index of the random bits that two neighbouring groups share.
+    `place` says where the words are in a transpose, for their random bits: first column, row, how many rows.
     """
-    pairs = [[] for _ in halves]
+    pairs, (column, row, rows) = [[] for _ in halves], place
+    first = column >> 3
     for number, four in enumerate(groups_of_four(words)):
         if number % 2 == 0:
-            above_one = uniform_above_one(random_bits(key, index_of(number // 2)))
+            above_one = uniform_above_one(random_bits(key, (first + number // 2) * rows + row))
         members = list(zip(*(packed_24.unpack(word, element) for word in four), strict=True))
         for kept, half in zip(pairs, halves, strict=True):
             pair = sample_two(members[half], above_one[number % 2])

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
@@ -152,13 +153,8 @@ def run_by_tile(
     )(*operands)
 
 
-def load_tile(x: ir.Value, tile: Tile) -> tuple[Number, Number, list[tuple[int, list[Number]]]]:
-    """Loads a tile's entries such that neighbouring threads read neighbouring 16 bytes, to be put into shared memory.
-
-    Returns:
-      Row and column in the tile, and pairs (first row, entries): entries follow one another from (row + first row,
-      column) on.
-    """
+def copy_tile(x: ir.Value, tile: Tile, shared: ir.Value) -> None:
+    """Copies a tile to shared memory, rows `SHARED_STRIDE` apart. Neighbouring threads read neighbouring 16 bytes."""
     lanes = emit.vector_lanes(emit.element_of(x))
     threads_per_row = TILE // lanes
     row = tile.thread.index // threads_per_row
@@ -168,7 +164,12 @@ def load_tile(x: ir.Value, tile: Tile) -> tuple[Number, Number, list[tuple[int, 
     for first in range(0, TILE, WARPGROUP_SIZE // threads_per_row):
         start = (x_row + first).wide() * emit.shape_of(x)[1] + x_column.wide()
         loaded.append((first, emit.load_vectors(x, start, lanes)))
-    return row, column, loaded
+    memory = emit.shared_memory(shared)
+    for first, entries in loaded:
+        start = (row + first) * SHARED_STRIDE + column
+        for i, entry in enumerate(entries):
+            memory.store(start + i, entry)
+    mgpu_utils.warpgroup_barrier()
 
 
 def store_thread_columns(

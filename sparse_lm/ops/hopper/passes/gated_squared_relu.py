@@ -50,7 +50,7 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
 
         def draw(rows, row, words, half):
             """Draws from the low or the high halves of 16 tokens' words, for a row of a transpose of so many."""
-            return mvue.sample_halves(loaded_key, words, lambda i: ((token >> 3) + i) * rows + row, (half,), element)[0]
+            return mvue.sample_halves(loaded_key, words, (token, row, rows), (half,), element)[0]
 
         for half in HALVES:
             place = thread.row + 8 * half

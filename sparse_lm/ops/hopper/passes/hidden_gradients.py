@@ -55,14 +55,12 @@ def hidden_gradients(dy: Array, saved: Array, activation: str, *, key: Array) ->
         _differentiate_rows(tile, (dy, saved), (dh, *y), words, activation)
         mgpu_utils.warpgroup_barrier()
         loaded_key = mvue.load_key(key)
-        first = (tile.row * TILE + thread.column) >> 3
-        pairs = []
+        token, pairs = tile.row * TILE + thread.column, []
         for half in HALVES:
             column = thread.row + 8 * half
             row = tile.column * TILE + column
             of_tokens = shared_words.load_column(words, thread, column)
-            index = lambda i, row=row: (first + i) * width + row  # noqa: E731
-            pairs += mvue.sample_halves(loaded_key, of_tokens, index, (0,), element)
+            pairs += mvue.sample_halves(loaded_key, of_tokens, (token, row, width), (0,), element)
         Tile(thread, tile.column, tile.row).store_24(dh_t, dh_t_words, pairs)
 
     dh, values, metadata, *y = run_by_tile(

@@ -16,7 +16,6 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.typing import ArrayLike, DTypeLike
 from jaxlib.mlir import ir
 
@@ -25,7 +24,7 @@ from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import mvue
 from sparse_lm.ops.hopper.frame.emit import Number, shared_memory, widen
-from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, copy_tile, run_by_tile
 from sparse_lm.ops.hopper.frame.two_of_four import Pair, groups_of_four, two_of_four
 from sparse_lm.ops.mvue import threefry_key
 
@@ -112,14 +111,8 @@ def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[
     """Loads both rows' columns of the transpose of x: columns of x, by way of shared memory."""
     thread = tile.thread
     # A tile's rows are columns of the result: the tile at (column, row) of x.
-    row, column, loaded = load_tile(x, Tile(thread, tile.column, tile.row))
-    shared = shared_memory(tile_smem)
-    for first_row, values in loaded:
-        start = (row + first_row) * SHARED_STRIDE + column
-        for i, value in enumerate(values):
-            shared.store(start + i, value)
-    mgpu_utils.warpgroup_barrier()
-    runs = []
+    copy_tile(x, Tile(thread, tile.column, tile.row), tile_smem)
+    runs, shared = [], shared_memory(tile_smem)
     for half in HALVES:
         x_column = thread.row + 8 * half
         indices = ((thread.column + i) * SHARED_STRIDE + x_column for i in range(THREAD_COLUMNS))

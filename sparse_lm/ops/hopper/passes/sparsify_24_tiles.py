@@ -22,7 +22,7 @@ from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
-from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, copy_tile, run_by_tile
 from sparse_lm.ops.hopper.frame.two_of_four import Pair
 
 _ACROSS = TILE // 4  # tiles of 4 x 4
@@ -35,12 +35,7 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
     rows, columns = x_padded.shape
 
     def sparsify_tile(tile, x_gmem, mask_gmem, values, metadata, values_t, metadata_t, tile_smem, masks_smem):
-        row, column, loaded = load_tile(x_gmem, tile)
-        for first, entries in loaded:
-            for i, entry in enumerate(entries):
-                index = _index(row + first, column + i)
-                emit.shared_memory(tile_smem).store(index, entry)
-        mgpu_utils.warpgroup_barrier()
+        copy_tile(x_gmem, tile, tile_smem)
         for number in range(_ACROSS * _ACROSS // WARPGROUP_SIZE):
             place = tile.thread.index + WARPGROUP_SIZE * number
             mask = _load_mask(mask_gmem, tile, place)

@@ -82,14 +82,12 @@ def squared_relu_gradients(
         out_rows = [neuron_at(tile_column) for tile_column in tile_columns]
         loaded = [shared_words.load_column(words, thread, tile_column) for tile_column in tile_columns]
         if keys:
-            key_words = mvue.load_key(optional_gmem[-1])
-
-            def draw(row, tokens):
-                first = (tile.row * TILE + thread.column) >> 3
-                halves, element = (_DH, _Y), emit.element_of(dh_gmem)
-                return mvue.sample_halves(key_words, tokens, lambda i: (first + i) * neurons + row, halves, element)
-
-            selected = [draw(row, tokens) for row, tokens in zip(out_rows, loaded, strict=True)]
+            key_words, token = mvue.load_key(optional_gmem[-1]), tile.row * TILE + thread.column
+            halves, element = (_DH, _Y), emit.element_of(dh_gmem)
+            selected = [
+                mvue.sample_halves(key_words, words, (token, row, neurons), halves, element)
+                for row, words in zip(out_rows, loaded, strict=True)
+            ]
         else:
             selected = [_select_along_tokens(tokens) for tokens in loaded]
         dh_pairs, y_pairs = zip(*selected, strict=True)
