@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.hopper.frame import emit
-from sparse_lm.ops.hopper.frame.emit import Number, elements, i32, i32_type, maximum, minimum, vector, widen
+from sparse_lm.ops.hopper.frame.emit import Number, elements, f32, i32, i32_type, maximum, minimum, vector, widen
 from sparse_lm.ops.hopper.frame.two_of_four import positions
 
 
@@ -66,6 +66,12 @@ def squared_relu(word: Number, element: ir.Type) -> Number:
     zero = arith.constant(h.type, ir.DenseElementsAttr.get_splat(h.type, ir.FloatAttr.get(element, 0.0)))
     relu = arith.maximumf(h, zero)
     return _as_word(arith.mulf(relu, relu))
+
+
+def squared_relu_gradient(dy: Number, y: Number, element: ir.Type) -> Number:
+    """Computes 2 sqrt(y) dy of two 16-bit floats."""
+    slopes = (f32(2.0) * math.sqrt(value) for value in unpack(y, element))
+    return pack(*(d * slope for d, slope in zip(unpack(dy, element), slopes, strict=True)), element)
 
 
 def times(word: Number, factor: Number, element: ir.Type) -> Number:

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import math
 
 from sparse_lm.ops import reference
 from sparse_lm.ops.activations import SQUARED_RELU
@@ -89,7 +88,8 @@ def _differentiate_rows(
         saved_words = emit.load_words(saved, start, _WORDS)
         if activation == SQUARED_RELU:
             dy_words = emit.load_words(dy, start, _WORDS)
-            dh_words = [_gradient(*pair, element) for pair in zip(dy_words, saved_words, strict=True)]
+            pairs = zip(dy_words, saved_words, strict=True)
+            dh_words = [packed_24.squared_relu_gradient(*pair, element) for pair in pairs]
         else:
             start_of_y = tile.start(half, width) >> 1
             dy_words = emit.load_words(dy, start_of_y, _WORDS // 2)
@@ -100,12 +100,6 @@ def _differentiate_rows(
             place = shared_words.words_from(words, tile.thread.row + 8 * half, tile.thread.column + 2 * number)
             place.store(emit.i32(0), word)
             place.store(emit.i32(1), word >> 16)
-
-
-def _gradient(dy: Number, y: Number, element: ir.Type) -> Number:
-    """Computes 2 sqrt(y) dy of two 16-bit floats."""
-    values = zip(packed_24.unpack(dy, element), packed_24.unpack(y, element), strict=True)
-    return packed_24.pack(*(d * 2.0 * Number(math.sqrt(value)) for d, value in values), element)
 
 
 def _gated_row(dy: list[Number], h: list[Number], gate: Gate, element: ir.Type) -> tuple[list[Number], list[Number]]:

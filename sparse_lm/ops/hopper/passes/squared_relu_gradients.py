@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm, math
+from jaxlib.mlir.dialects import llvm
 
 from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.compress import pad_to_tiles
@@ -140,7 +140,7 @@ def _differentiate_rows(
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
             for factor in factors:
                 dy_word = packed_24.times(dy_word, factor[half], emit.element_of(dy))
-            dh_word = _gradient(dy_word, y_word, emit.element_of(dy))
+            dh_word = packed_24.squared_relu_gradient(dy_word, y_word, emit.element_of(dy))
             dh_rows[-1].append(dh_word)
             members = [
                 shared_words.words_from(words, thread.row + 8 * half, thread.column + (4 * group + member))
@@ -151,13 +151,6 @@ def _differentiate_rows(
             for position, word in zip(positions(nibble), packed_24.zip_halves(dh_word, y_word), strict=True):
                 members[0].store(position, word)
     tile.store_packed(dh, dh_rows)
-
-
-def _gradient(dy: Number, y: Number, element: ir.Type) -> Number:
-    """Computes 2 sqrt(y) dy of two 16-bit floats."""
-    slopes = (emit.f32(2.0) * math.sqrt(value) for value in packed_24.unpack(y, element))
-    products = (d * slope for d, slope in zip(packed_24.unpack(dy, element), slopes, strict=True))
-    return packed_24.pack(*products, element)
 
 
 def _select_along_tokens(tokens: list[Number]) -> tuple[list[PackedPair], list[PackedPair]]:
