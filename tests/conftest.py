@@ -43,7 +43,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def all_compiled_once():
-    """Runs in one process share what they compile; those that a test counts or changes, it makes itself."""
+    """Runs in one process share what they compile; those that a test changes, it makes itself."""
     from tests.runs import compiled_once
 
     with compiled_once():

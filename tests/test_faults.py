@@ -1,4 +1,4 @@
-"""Disturbs a run from outside, in one process: crashes, signals and a full disk, at the worst moments."""
+"""Disturbs a run from outside, in one process, at the worst moments, or not at all: crashes, signals, a full disk."""
 
 import dataclasses
 import os

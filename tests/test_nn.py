@@ -172,7 +172,7 @@ def test_shards_of_a_batch_compute_the_gradients_of_the_whole():
     assert_close(found[:2], expected[:2])
     for mine, theirs in zip(found[2:], expected[2:], strict=True):  # with other draws
         assert 0.7 < np.vdot(mine, theirs) / np.vdot(theirs, theirs) < 1.3
-        assert np.vdot(mine, theirs) / np.linalg.norm(mine) / np.linalg.norm(theirs) < 0.999
+        assert 0.7 < np.vdot(mine, theirs) / np.linalg.norm(mine) / np.linalg.norm(theirs) < 0.999
 
 
 def test_moments_of_an_optax_state():

@@ -47,6 +47,10 @@ def test_every_linear_layer_but_experts_is_in_fp8_and_near_its_own_bf16(changes,
             w = np.array(moved["layers"][group][name])
             moved["layers"][group][name] = np.stack([rounded(layer, None) for layer in w])
     np.testing.assert_allclose(hidden_states(config, moved, tokens), found, rtol=1e-5, atol=1e-5)
+    if config.model.experts:
+        up = moved["layers"]["ffn"]["up"]
+        moved["layers"]["ffn"]["up"] = np.stack([rounded(np.array(layer), None) for layer in up])
+        assert relative_error(hidden_states(config, moved, tokens), found) > 1e-4
 
 
 @pytest.mark.parametrize(

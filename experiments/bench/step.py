@@ -49,12 +49,10 @@ RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
 }
 
 WITHIN_DOCUMENTS = "_within_documents"  # at the end of a recipe's name: its attention stays within documents
-FP8 = "_fp8"  # likewise: dense products with weights are in FP8
+FP8 = "_fp8"  # likewise: dense products with weights but experts' are in FP8
 RECIPES |= {
-    name + suffix: RECIPES[name]
-    for name in ("dense", "slices", "slices_2_32", "experts24")
-    for suffix in (WITHIN_DOCUMENTS, FP8)
-}
+    name + suffix: RECIPES[name] for name in ("dense", "slices", "slices_2_32") for suffix in (WITHIN_DOCUMENTS, FP8)
+} | {"experts24" + FP8: RECIPES["experts24"]}
 
 WARMUP = 2  # steps of each turn that are not timed
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}

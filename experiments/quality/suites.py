@@ -260,7 +260,7 @@ SUITES = {
         )
         for name, steps in (("", 6104), ("_rates", 3052))
     },
-    # The layer of AFM-4.5B, and it with Muon, or FP8, on both sides, mixtures left out: they have no Muon.
+    # These have the layer of AFM-4.5B, or it with Muon, or FP8, on both sides. Mixtures have no Muon.
     **{
         f"afm_4_layers{name}": Suite(
             llama1b,

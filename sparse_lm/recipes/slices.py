@@ -89,8 +89,7 @@ class Slices(SoftThreshold24, DenseSlices):
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, Array]:
         self.check(w1, w2, x)
         scales = self.fit_scales(w1, w2)
-        w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(w1.dtype)
-        state, order = DenseSlices.enter(self, w1_sparse, w2, x)
+        state, order = DenseSlices.enter(self, scales.scale_up * soft_threshold(w1), w2, x)
         return RoutedState(*scales, state.centroids), order
 
     def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:

@@ -53,7 +53,8 @@ def timed(monkeypatch):
 
 @pytest.mark.parametrize("table", ["matmul_24", "matmul_24_fp8", "matmul_venom", "slices"])
 def test_products(timed, table):
-    assert list(products.TABLES[table](hopper)) and timed
+    rows = list(products.TABLES[table](hopper))
+    assert 0 < len(rows) <= len(timed)
 
 
 def test_a_table_without_kernels_and_a_backend_without_a_gpu_are_refused():

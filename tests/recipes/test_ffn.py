@@ -42,7 +42,7 @@ CASES = {
     "slices, more padding than tokens": Slices(v=64, m=32),
     # Every recipe that computes gates; of dense, tests/model/test_llama.py has the others.
     **{case: GATED[case] for case in ("dense, gated_relu2", "fst, swiglu", "sste, geglu")},
-    "dense slices, gated, for two devices": DenseSlices(v=16, m=16, shards=2, activation="gated_relu2"),
+    "dense slices, gated, for two devices": DenseSlices(v=16, m=16, shards=2, activation="swiglu"),
     "slices, gated, for two devices": Slices(v=16, m=16, shards=2, activation="gated_relu2"),
 }
 

@@ -48,7 +48,7 @@ def train(config):
         ("slices", {}, (2, 2, 2), 1, 10, (3, 8), 0),
         ("dense", {"model.precision": "fp8"}, (2, 2, 2), 1, 3, (0, 0), 0),
         # From the first step: scores of a new router lie close together, and a step of Adam turns rounding into ties.
-        ("experts24", {"model.activation": "gated_relu2"}, (2, 2, 1, 2), 1, 3, (0, 3), 0),
+        ("experts24", {"model.activation": "gated_relu2", "model.precision": "fp8"}, (2, 2, 1, 2), 1, 3, (0, 3), 0),
     ],
 )
 def test_mesh_takes_the_steps_of_one_device(recipe, changes, mesh, microbatches, steps, sparse, dense_layers):
