@@ -23,13 +23,16 @@ def run(
     main: Callable[[], None],
     define_flags: Callable[[], None],
     parse_flags: Callable[[list[str]], list[str]] = app.parse_flags_with_usage,
+    *,
+    takes_less_memory: str = "",
 ) -> None:
-    """Defines and parses flags, calls `main`, and exits; a `UserError` is one line.
+    """Defines and parses flags, calls `main`, and exits; a `UserError` is one line, and so is a device's full memory.
 
     Args:
       main: reads its arguments from `flags.FLAGS`.
       define_flags: is not done on import: entry points have flags of the same names, and may be imported together.
       parse_flags: takes the command line and returns what of it is no flag.
+      takes_less_memory: what the user is told to change if a device has too little.
     """
 
     def main_in_words(argv: list[str]) -> None:
@@ -49,6 +52,11 @@ def run(
             sys.exit(str(error))
         except KeyboardInterrupt:
             sys.exit("interrupted")
+        except RuntimeError as error:  # JAX's, which is not imported here
+            said = str(error).partition("\n")[0]
+            if not (takes_less_memory and said.startswith("RESOURCE_EXHAUSTED") and "memory" in said):
+                raise
+            sys.exit(f"{said.rstrip('.')}: what takes less is {takes_less_memory}")
 
     define_flags()
     app.run(main_in_words, flags_parser=parse_flags)

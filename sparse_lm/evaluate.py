@@ -177,7 +177,8 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", None, "File for the scores of tasks; one in the workdir's tasks/ if not given.")
 
 
-cli = functools.partial(entry_point.run, main, _define_flags)
+_LESS = "a smaller --batch_tokens, with tasks"
+cli = functools.partial(entry_point.run, main, _define_flags, takes_less_memory=_LESS)
 
 if __name__ == "__main__":
     cli()

@@ -80,7 +80,8 @@ def _define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)
 
 
-cli = functools.partial(entry_point.run, main, _define_flags)
+_LESS = "a smaller --max_new_tokens, or fewer prompts"
+cli = functools.partial(entry_point.run, main, _define_flags, takes_less_memory=_LESS)
 
 if __name__ == "__main__":
     cli()

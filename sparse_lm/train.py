@@ -87,7 +87,8 @@ def _define_flags() -> None:
     flags.DEFINE_bool("quiet", False, "Print warnings and errors only.")
 
 
-cli = functools.partial(entry_point.run, main, _define_flags, config_flag.parse_flags)
+_LESS = "more config.microbatches, config.model.remat = 'full', a smaller config.batch_size, or config.mesh.fsdp"
+cli = functools.partial(entry_point.run, main, _define_flags, config_flag.parse_flags, takes_less_memory=_LESS)
 
 if __name__ == "__main__":
     cli()

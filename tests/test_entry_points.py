@@ -59,6 +59,24 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
         assert f"\n  {flag}: " in help_.stdout
 
 
+def test_a_device_whose_memory_is_full_is_one_line_and_other_errors_are_whole():
+    program = """
+import jax.numpy as jnp
+from sparse_lm import entry_point
+
+def main():
+    {}
+
+entry_point.run(main, lambda: None, takes_less_memory="a smaller batch")
+"""
+    full, other = (
+        run([sys.executable, "-c", program.format(line)], env=os.environ | {"JAX_PLATFORMS": "cpu"})
+        for line in ("jnp.zeros(2**50, 'int8')", "raise RuntimeError('no such memory')")
+    )
+    assert_refused(full, "RESOURCE_EXHAUSTED: Out of memory allocating ", ": what takes less is a smaller batch")
+    assert "Traceback" in other.stderr and "no such memory" in other.stderr
+
+
 @pytest.mark.long
 def test_a_run_is_repeated_from_its_config_json(corpus, tmp_path):
     config = small_config(corpus, "dense", **{"data.eval_windows": 4})
