@@ -85,8 +85,8 @@ def squared_relu_gradients(
             key_words, token = mvue.load_key(optional_gmem[-1]), tile.row * TILE + thread.column
             halves, element = (_DH, _Y), emit.element_of(dh_gmem)
             selected = [
-                mvue.sample_halves(key_words, words, (token, row, neurons), halves, element)
-                for row, words in zip(out_rows, loaded, strict=True)
+                mvue.sample_halves(key_words, tokens, (token, row, neurons), halves, element)
+                for row, tokens in zip(out_rows, loaded, strict=True)
             ]
         else:
             selected = [_select_along_tokens(tokens) for tokens in loaded]
