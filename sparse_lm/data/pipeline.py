@@ -36,10 +36,9 @@ def train_batches(
     ]
     mixed = grain.MapDataset.mix(indices, [share for _, share in data.shares]) if data.shares else indices[0]
     batches = mixed.batch(batch_size // process_count, drop_remainder=True)[process_index::process_count]
-    # Reading takes milliseconds, while the device works on the step before: threads would only contend.
-    iterator = iter(
-        batches.map(data.train.read).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    )
+    # Reading takes milliseconds, in which a thread of its own leaves the caller free to launch a small model's step.
+    read_ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    iterator = iter(batches.map(data.train.read).to_iter_dataset(read_ahead))
     iterator.set_state({"next_index": start_step})
     return iterator
 
