@@ -158,11 +158,11 @@ def _twins(steps: int, change: Overrides | None = None) -> dict[str, Overrides]:
     }
 
 
-def _narrow_mixtures(steps: int) -> dict[str, Overrides]:
+def _narrow_mixtures(steps: int, width: int) -> dict[str, Overrides]:
     """Returns a dense llama and mixtures of as many active neurons, with dense and with sparse experts."""
     runs = {"dense": _DENSE}
     for number in (16, 32, 64):
-        experts = _experts(number, 2, 768)
+        experts = _experts(number, 2, width)
         runs |= {f"mixture_{number}": _DENSE | experts, f"mixture_{number}_experts24_stay": _experts24(steps, experts)}
     return runs
 
@@ -209,6 +209,7 @@ _BATCH = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.
 _EXPERTS = _experts(16, 4, 2048)
 _AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4, "model.layers": 4}
 _NARROW_AFM = {"model.dim": 768, "model.ffn_dim": 6144, "model.heads": 6, "model.kv_heads": 2, "model.layers": 4}
+_SMALL_MIXTURE = {"model.dim": 256, "model.ffn_dim": 1024, "model.heads": 4, "model.kv_heads": 4, "model.layers": 4}
 _NARROW_MIXTURE = _NARROW_AFM | {"model.ffn_dim": 1536}
 _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
@@ -255,7 +256,17 @@ SUITES = {
         f"narrow_mixture{name}": Suite(
             llama1b,
             _base(steps, 300, 1.2e-3, **_BATCH, **_NARROW_MIXTURE),
-            _narrow_mixtures(steps),
+            _narrow_mixtures(steps, 768),
+            lengths=(1.0, 1.5, 2.0),
+        )
+        for name, steps in (("", 6104), ("_rates", 3052))
+    },
+    # The same where a dense llama has 64 tokens for each parameter of its layers. A mixture's best rate is 3e-3.
+    **{
+        f"small_mixture{name}": Suite(
+            llama1b,
+            _base(steps, 300, 4.5e-3, **_BATCH, **_SMALL_MIXTURE),
+            _narrow_mixtures(steps, 512),
             lengths=(1.0, 1.5, 2.0),
         )
         for name, steps in (("", 6104), ("_rates", 3052))
