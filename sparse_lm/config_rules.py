@@ -144,7 +144,7 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         known = {name: r.computes_experts if m.experts else r.computes for name, r in RECIPES.items()}
         able = [name for name, activations in known.items() if m.activation in activations]
         of_model = f"model.activation = {m.activation!r} and model.experts = {m.experts}"
-        allowed = f"must be one of {', '.join(able)}, which compute FFNs with {of_model}"
+        allowed = f"must be one of {', '.join(able)}: no other computes FFNs with {of_model}"
         yield "sparsity.recipe", recipe.name in able, allowed
     if not recipe.products:
         return
@@ -152,8 +152,8 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     yield "sparsity.end_step", s.end_step <= c.steps, f"must not be after config.steps = {c.steps}"
     if not s.phase:
         return
-    needs = f"needs sparsity.end_step = config.steps = {c.steps} to be False: a run must end in the phase it stays in"
-    yield "sparsity.leave", s.leave or s.end_step == c.steps, needs
+    at_the_end = f"must be config.steps = {c.steps} with sparsity.leave = False: a run ends in the phase it stays in"
+    yield "sparsity.end_step", s.leave or s.end_step == c.steps, at_the_end
     width_key, width = ("model.expert_dim", m.expert_dim) if m.experts else ("model.ffn_dim", m.ffn_dim)
     if recipe.sparse_weights:
         yield "model.dim", m.dim % 4 == 0, f"must be a multiple of 4 for recipe {recipe.name!r} (2:4 weights)"

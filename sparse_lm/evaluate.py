@@ -79,11 +79,11 @@ def evaluate(
         params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     try:
         opened = open_run_data(workdir, config)
+        (check_same_data if data is None else check_same_tokenizer)(workdir, config, opened)
     except ConfigError as error:
         if data is None or error.key != "data.path":
             raise
         raise DataError(f"--data={data}: {error.allowed}") from error
-    (check_same_data if data is None else check_same_tokenizer)(workdir, config, opened)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
     evaluation = Evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
     batches = heldout_batches(opened, batch_size=config.batch_size, windows=windows)

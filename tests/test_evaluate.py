@@ -143,6 +143,8 @@ def test_data_with_another_tokenizer_is_refused(workdir, tmp_path):
     train_tokenizer(["other words"] * 8, vocab_size=280).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match=rf"data\.path = .* has another tokenizer than the run in {tmp_path};"):
         evaluate(tmp_path)
+    with pytest.raises(DataError, match=rf"--data=.* has another tokenizer .*; prepare it with --tokenizer={tmp_path}"):
+        evaluate(tmp_path, data=load_config(workdir).data.path)
 
 
 def test_other_text_in_the_place_of_the_runs_is_refused_unless_it_is_named(workdir, corpus, tmp_path):

@@ -93,16 +93,18 @@ def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> N
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WorkdirError(workdir, f"{FILE} cannot be read, which tells the run's text: {error}") from error
     if before != now:
-        raise _refusal(workdir, config, data, f"has other text (sha256 {now[:12]}, not {before[:12]}) than")
+        difference = f"has other text (sha256 {now[:12]}, not {before[:12]}) than"
+        raise _refusal(workdir, config, data, difference, "use the data of that run")
 
 
 def check_same_tokenizer(workdir: str | os.PathLike, config: Config, data: Data) -> None:
     """Refuses data with another tokenizer than the workdir's, if it has one: tokens would mean something else."""
     path = Path(workdir, TOKENIZER_FILE)
     if path.exists() and fingerprint(load_tokenizer(path)) != data.info["tokenizer_sha256"]:
-        raise _refusal(workdir, config, data, "has another tokenizer than")
+        remedy = f"prepare it with --tokenizer={path}"
+        raise _refusal(workdir, config, data, "has another tokenizer than", remedy)
 
 
-def _refusal(workdir: str | os.PathLike, config: Config, data: Data, difference: str) -> ConfigError:
-    reason = f"{data.directory} {difference} the run in {os.fspath(workdir)}; use the data of that run"
-    return ConfigError("data.path", config.data.path, f"{reason}, or another --workdir")
+def _refusal(workdir: str | os.PathLike, config: Config, data: Data, difference: str, remedy: str) -> ConfigError:
+    reason = f"{data.directory} {difference} the run in {os.fspath(workdir)}; {remedy}, or use another --workdir"
+    return ConfigError("data.path", config.data.path, reason)
