@@ -14,6 +14,8 @@ Two utilisations, each with its own denominator:
 - `executed_utilisation`: the FLOPs that the recipe leaves, over the chip's *sparse* peak. That
   peak is advertised with the zeros that 2:4 skips counted as work, and executed FLOPs leave them
   out: dense or sparse, a step that never let the tensor cores wait would read 50 %.
+
+Peaks are those of bfloat16, in FP8 as well, whose steps may exceed them.
 """
 
 from __future__ import annotations
