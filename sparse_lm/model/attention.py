@@ -151,14 +151,10 @@ def _turn(x: Array, positions: Array, theta: float) -> Array:
     return rotated.reshape(x.shape).astype(x.dtype)
 
 
-def _rotate_forward(x, positions, theta):
-    return rotate(x, positions, theta), positions
-
-
 @functools.partial(jax.named_call, name="rotate")
 def _rotate_backward(theta, positions, cotangent):
     # A turn the other way. Derived from the rotation, it would take more passes over memory.
     return _turn(cotangent, -positions, theta), None
 
 
-rotate.defvjp(_rotate_forward, _rotate_backward)
+rotate.defvjp(lambda x, positions, theta: (rotate(x, positions, theta), positions), _rotate_backward)

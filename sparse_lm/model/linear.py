@@ -85,10 +85,6 @@ def _parts(x: Array, dtype: jnp.dtype) -> list[Array]:
     return parts
 
 
-def _exact_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-    return exact_linear(x, w), (x, w)
-
-
 def _exact_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
     if x.dtype == jnp.float32:
@@ -100,7 +96,7 @@ def _exact_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array
     return dx, jnp.sum(dw.reshape(_PARTS, *w.shape), axis=0)
 
 
-exact_linear.defvjp(_exact_forward, _exact_backward)
+exact_linear.defvjp(lambda x, w: (exact_linear(x, w), (x, w)), _exact_backward)
 
 
 def compiler_options(precision: str) -> dict[str, bool] | None:
