@@ -6,13 +6,21 @@ import functools
 import jax
 import numpy as np
 
-from experiments.quality import mesh_equality
 from sparse_lm import config as config_lib
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
 
-RECIPES = mesh_equality.RECIPES | {"dense_slices": {"v": 16, "m": 8}}
+RECIPES = {
+    "dense": {},
+    "fst": {"mask_decay": 1e-4},
+    "sste": {},
+    "act24": {},
+    "venom": {"v": 16, "m": 8, "experts": 4},
+    "slices": {"v": 16, "m": 8},
+    "dense_slices": {"v": 16, "m": 8},
+    "experts24": {"v": 16},
+}
 """Every recipe, with knobs that fit the model here."""
 MIXTURE = {"model.experts": 4, "model.expert_dim": 64, "model.shared_expert_dim": 32}
 

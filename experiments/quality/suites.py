@@ -159,7 +159,7 @@ def _twins(steps: int, change: Overrides | None = None) -> dict[str, Overrides]:
 
 
 def _narrow_mixtures(steps: int, width: int) -> dict[str, Overrides]:
-    """Returns a dense llama and mixtures of as many active neurons, with dense and with sparse experts."""
+    """Returns a dense llama, and mixtures of 16, 32 or 64 experts of `width` neurons, dense or sparse, two a token."""
     runs = {"dense": _DENSE}
     for number in (16, 32, 64):
         experts = _experts(number, 2, width)

@@ -34,10 +34,7 @@ def train_batches(
         grain.MapDataset.range(end - size, end).shuffle(seed=(seed + number) % 2**32).repeat()
         for number, (end, size) in enumerate(zip(ends, sizes, strict=True))
     ]
-    shares = [share for _, share in data.shares] or [1.0]
-    # Grain takes whole numbers; fractions it would cut to a hundredth of the smallest one.
-    whole = [round(10_000 * share / min(shares)) for share in shares]
-    mixed = grain.MapDataset.mix(indices, whole)
+    mixed = grain.MapDataset.mix(indices, [share for _, share in data.shares]) if data.shares else indices[0]
     batches = mixed.batch(batch_size // process_count, drop_remainder=True)[process_index::process_count]
     # Reading takes milliseconds, in which a thread of its own leaves the caller free to launch a small model's step.
     read_ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
