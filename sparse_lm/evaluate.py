@@ -67,7 +67,7 @@ def evaluate(
     Raises:
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
-      DataError: `data` cannot be read, or has another tokenizer.
+      DataError: `data` is no prepared corpus with the run's tokenizer.
     """
     config = load_config(workdir)
     if data is not None:

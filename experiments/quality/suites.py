@@ -250,26 +250,21 @@ SUITES = {
         _twins(3052, {"model.activation": "gated_relu2"})
         | {"dense": _DENSE | _SWIGLU, "dense_gated_relu2": _DENSE | {"model.activation": "gated_relu2"}},
     ),
-    # Mixtures that have read 13 tokens for each active parameter of their layers, and the narrow dense llama of as many
-    # active neurons: 200 M tokens in 6104 steps. Rates and numbers of experts are compared over 100 M.
+    # Mixtures that have read 13 or 64 tokens for each active parameter of their layers, and the dense llama of as many
+    # active neurons: 200 M tokens in 6104 steps. Rates and numbers of experts are compared over 100 M. The best rate of
+    # a small mixture is 3e-3.
     **{
-        f"narrow_mixture{name}": Suite(
+        f"{name}_mixture{end}": Suite(
             llama1b,
-            _base(steps, 300, 1.2e-3, **_BATCH, **_NARROW_MIXTURE),
-            _narrow_mixtures(steps, 768),
+            _base(steps, 300, rate, **_BATCH, **model),
+            _narrow_mixtures(steps, width),
             lengths=(1.0, 1.5, 2.0),
         )
-        for name, steps in (("", 6104), ("_rates", 3052))
-    },
-    # The same where a dense llama has 64 tokens for each parameter of its layers. A mixture's best rate is 3e-3.
-    **{
-        f"small_mixture{name}": Suite(
-            llama1b,
-            _base(steps, 300, 4.5e-3, **_BATCH, **_SMALL_MIXTURE),
-            _narrow_mixtures(steps, 512),
-            lengths=(1.0, 1.5, 2.0),
+        for name, rate, model, width in (
+            ("narrow", 1.2e-3, _NARROW_MIXTURE, 768),
+            ("small", 4.5e-3, _SMALL_MIXTURE, 512),
         )
-        for name, steps in (("", 6104), ("_rates", 3052))
+        for end, steps in (("", 6104), ("_rates", 3052))
     },
     # These have the layer of AFM-4.5B, or it with Muon, or FP8, on both sides. Mixtures have no Muon.
     **{

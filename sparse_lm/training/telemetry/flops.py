@@ -15,7 +15,7 @@ Two utilisations, each with its own denominator:
   peak is advertised with the zeros that 2:4 skips counted as work, and executed FLOPs leave them
   out: dense or sparse, a step that never let the tensor cores wait would read 50 %.
 
-Peaks are those of bfloat16 for every step, so that one with FP8 may have more than 100 %.
+Peaks are those of bfloat16 for every step, so that a step with FP8 may have more than 100 %.
 """
 
 from __future__ import annotations
