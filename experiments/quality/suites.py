@@ -240,7 +240,11 @@ SUITES = {
         _base(3052, 300, 3e-4, **_BATCH, **_EXPERTS, **{"model.layers": 4}),
         _twins(3052) | {"dense_two": _DENSE | {"model.experts_per_token": 2}},
     ),
-    # The same with two experts a token in all runs; and with gates, of which dense experts have SwiGLU or relu(G)^2.
+    # The same with the experts of configs/moe_1b.py, which are twice as wide.
+    "mixture_4_layers_wide": Suite(
+        llama1b, _base(3052, 300, 3e-4, **_BATCH, **_experts(16, 4, 4096), **{"model.layers": 4}), _twins(3052)
+    ),
+    # The first with two experts a token in all runs; and with gates, of which dense experts have SwiGLU or relu(G)^2.
     "mixture_4_layers_two": Suite(
         llama1b, _base(3052, 300, 3e-4, **_BATCH, **_experts(16, 2, 2048), **{"model.layers": 4}), _twins(3052)
     ),
