@@ -110,12 +110,21 @@ def route(
     """
     logits = checkpoint_name(exact_linear(x, router), RESIDUALS) / math.sqrt(x.shape[-1])
     score = jax.nn.softmax(logits) if scores == "softmax" else jax.nn.sigmoid(logits)
-    chosen = checkpoint_name(lax.top_k(lax.stop_gradient(score) + bias, choices)[1], RESIDUALS)
+    chosen = checkpoint_name(_largest(lax.stop_gradient(score) + bias, choices), RESIDUALS)
     # By comparison rather than by index, whose gradient would be scattered.
     is_chosen = chosen[:, :, None] == jnp.arange(router.shape[0])
     gates = jnp.sum(score[:, None, :] * is_chosen, axis=-1)
     gates /= jnp.maximum(jnp.sum(gates, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
     return chosen, gates, jnp.mean(jnp.square(jax.nn.logsumexp(logits, axis=-1)))
+
+
+def _largest(score: Float[Array, "T E"], choices: int) -> Int32[Array, "T k"]:
+    """Finds the k largest of each row, the largest first; of equal ones the first. Unlike `top_k` it sorts none."""
+    chosen = []
+    for _ in range(choices):
+        chosen.append(jnp.argmax(score, axis=-1).astype(jnp.int32))
+        score = jnp.where(jnp.arange(score.shape[-1]) == chosen[-1][:, None], -jnp.inf, score)
+    return jnp.stack(chosen, axis=-1)
 
 
 def balanced(bias: Float[Array, "L E"], load: Float[Array, "L E"]) -> Float[Array, "L E"]:
