@@ -30,6 +30,14 @@ def test_the_router_is_float32_in_a_bfloat16_model():
     assert gates.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("choices", [2, 5])
+def test_the_best_expert_comes_first_and_of_equal_ones_the_first(choices):
+    for bias in ([0, 1, 0, 1, 0], [2, -1, 2, 2, -1]):
+        chosen, _, _ = mixture.route(X, jnp.zeros_like(ROUTER), jnp.array(bias, jnp.float32), choices, "softmax")
+        wanted = np.argsort([-b for b in bias], stable=True)[:choices]
+        np.testing.assert_array_equal(chosen, np.broadcast_to(wanted, chosen.shape))
+
+
 def test_a_score_that_is_not_finite_harms_its_own_token_alone():
     broken, _, _ = mixture.route(X.at[7].set(jnp.nan), ROUTER, BIAS, 3, "softmax")
     whole, _, _ = mixture.route(X, ROUTER, BIAS, 3, "softmax")
