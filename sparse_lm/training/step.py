@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
-from sparse_lm.config import Config, ModelConfig
+from sparse_lm.config import Config
 from sparse_lm.model import llama, mixture
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
@@ -169,7 +169,7 @@ def loss_and_gradients(
     # Sparse forms are chosen from the master weights. The layers read a copy in the computation's dtype, made
     # once a step, and so the gradients of their matrices come in that dtype.
     weights = llama.merge(graphdef, params).prepare_weights(recipe, recipe_state)
-    compute_params = in_compute_dtype(params, config.model)
+    compute_params = in_compute_dtype(params, config)
     loss_of_shard = functools.partial(
         forward_loss, config=config, graphdef=graphdef, recipe=recipe, weights=weights, axes=axes_of_part
     )
@@ -227,20 +227,21 @@ def _update(
 
 
 @jax.named_call
-def in_compute_dtype(params: Params, model: ModelConfig) -> Params:
+def in_compute_dtype(params: Params, config: Config) -> Params:
     """Casts the layers' matrices to the dtype of the computation.
 
     Norm scales, routers and the two tables stay as they are: the embedding's gradient is scattered in float32, the
     unembedding's is summed over chunks in float32.
     """
+    dtype = config.model.dtype
 
     def cast(path: Any, leaf: Array) -> Array:
         if not llama.is_matrix(path) or path[-1].key == mixture.ROUTER:
             return leaf
-        if not model.unroll_layers:
-            return leaf.astype(model.dtype)
+        if config.microbatches > 1 or not config.model.unroll_layers:  # loops, which read the whole
+            return leaf.astype(dtype)
         # A layer at a time, since XLA would else copy each one out of the whole once more for the backward.
-        return jnp.stack([jax.lax.optimization_barrier(layer.astype(model.dtype)) for layer in leaf])
+        return jnp.stack([jax.lax.optimization_barrier(layer.astype(dtype)) for layer in leaf])
 
     return dict(params, layers=jax.tree.map_with_path(cast, params["layers"]))
 

@@ -83,11 +83,15 @@ def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
     assert float(outputs[0]) == pytest.approx(float(mean[1][0]), rel=1e-6)
 
 
-def test_a_step_in_bfloat16_reads_routers_tables_and_scales_in_float32():
-    params = small.compiled(small.config("dense", **small.MIXTURE))[0].init().params
-    leaves = jax.tree.leaves_with_path(in_compute_dtype(params, "bfloat16"))
-    low = {path[-1].key for path, leaf in leaves if leaf.dtype == jnp.bfloat16}
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_a_step_in_bfloat16_reads_routers_tables_and_scales_in_float32(unrolled):
+    config = small.config("dense", **small.MIXTURE)
+    params = small.compiled(config)[0].init().params
+    model = dataclasses.replace(config.model, dtype="bfloat16", unroll_layers=unrolled)
+    cast = in_compute_dtype(params, dataclasses.replace(config, model=model))
+    low = {path[-1].key for path, leaf in jax.tree.leaves_with_path(cast) if leaf.dtype == jnp.bfloat16}
     assert low == {*"qkvo", "up", "down", "shared_up", "shared_down"}
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), cast, params)
 
 
 def test_gradients_of_microbatches_are_added_in_float32():
