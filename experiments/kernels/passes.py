@@ -163,8 +163,8 @@ def _gradients(op: str, **options: Any) -> Callable[[types.ModuleType], Function
 
     def of_backend(ops: types.ModuleType) -> Function:
         def compute(*operands):
-            dh, dh_t, y_t = getattr(ops, op)(*operands, **options)
-            return dh.values, dh_t, y_t
+            gradients = getattr(ops, op)(*operands, **options)
+            return gradients._replace(dh=gradients.dh.values)
 
         return compute
 

@@ -150,6 +150,7 @@ class HiddenGradients(NamedTuple):
     dh: Any  # dH, in the format of Y and stored where Y is
     dh_t: Sparse24  # its transpose, 2:4 along tokens
     y_t: Sparse24  # the transpose of Y, 2:4 along tokens
+    y_dy: Array  # sum of Y dY over what is stored of a token's Y, f32[T]
 
 
 def types_24(rows: int, columns: int, dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

@@ -88,14 +88,15 @@ def squared_relu_gradients(
     dy = dy if factor is None else dy * factor
     padded = jnp.pad(dy.astype(jnp.float32), ((0, rows - dy.shape[0]), (0, 2 * kept - dy.shape[1])))
     pairs = take_two(split_groups(padded), *unpack_metadata(y.metadata))
-    slope = 2 * jnp.sqrt(y.values.astype(jnp.float32))
-    dh = dataclasses.replace(y, values=(jnp.stack(pairs, axis=-1).reshape(rows, kept) * slope).astype(dy.dtype))
+    kept_dy, kept_y = jnp.stack(pairs, axis=-1).reshape(rows, kept), y.values.astype(jnp.float32)
+    dh = dataclasses.replace(y, values=(kept_dy * (2 * jnp.sqrt(kept_y))).astype(dy.dtype))
 
     def transpose(x: Sparse24 | SparseVenom) -> Sparse24:
         method = "magnitude" if key is None else "mvue"
         return sparsify_24(x.to_dense(), method, 0, scale=1.0, dtype=x.dtype, key=key)
 
-    return HiddenGradients(dh, transpose(dh), transpose(y))
+    y_dy = jnp.sum(kept_y * kept_dy, axis=1)[: dy.shape[0]]
+    return HiddenGradients(dh, transpose(dh), transpose(y), y_dy)
 
 
 def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = sparsify_24) -> tuple[Sparse24, HiddenStats]:
@@ -116,8 +117,10 @@ def gated_squared_relu_gradients(
     of_all = gradient * own * (2 * relu), gradient * jnp.square(relu)
     of_kept = [jnp.where(kept, half, 0).astype(dy.dtype) for half in of_all]
     gates_first = compress_24(jnp.concatenate(of_kept, axis=1), jnp.tile(kept, (1, 2)))
-    drawn = [sparsify(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key) for x in (by_turns(*of_kept), y.to_dense())]
-    return HiddenGradients(gates_first, *drawn)
+    dense = y.to_dense()
+    dh_t, y_t = (sparsify(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key) for x in (by_turns(*of_kept), dense))
+    y_dy = jnp.sum(jnp.where(kept, dense.astype(jnp.float32) * gradient, 0), axis=1)
+    return HiddenGradients(gates_first, dh_t, y_t, y_dy)
 
 
 def hidden_gradients(

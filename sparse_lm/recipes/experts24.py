@@ -26,11 +26,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.ops.activations import SQUARED_RELU
-from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats
 from sparse_lm.recipes.groups import fitting_block
 from sparse_lm.recipes.slices import backward_experts, forward_experts, rule_of_v
@@ -71,18 +69,4 @@ class Experts24(SoftThreshold24):
         return forward_experts(x, ffn)
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
-        dx, dw1, dw2, dh = backward_experts(x, saved, do, ffn)
-        y, h = saved
-        return dx, dw1, dw2, _y_dy(y, dh, ffn.w2.neurons // ffn.groups.experts, gated=h is not None)
-
-
-def _y_dy(hidden: SparseVenom, dh: SparseVenom, width: int, gated: bool) -> Array:
-    """Sums Y dY over the neurons of each slot, f32[Tp], of what is stored of an expert's Fe neurons: Y and dH."""
-    y_kept, dh_kept = (a.values.astype(jnp.float32) for a in (hidden, dh))  # rows may end in padding
-    if not gated:
-        return jnp.sum(jnp.sqrt(y_kept) * dh_kept / 2, axis=1)  # dH = 2 sqrt(Y) dY
-    # dH has all gates' first. Y = g^2 U, dG = 2 g U dY and dU = g^2 dY, but g and U are not stored where Y is. So
-    # (Y dY)^3 = Y dU (dG / 2)^2.
-    kept = width // 2
-    y, dg, du = map(jnp.cbrt, (y_kept[:, :kept], dh_kept[:, :kept] / 2, dh_kept[:, kept:width]))
-    return jnp.sum(y * du * jnp.square(dg), axis=1)
+        return backward_experts(x, saved, do, ffn)

@@ -156,11 +156,8 @@ def forward_experts(x: Array, ffn: FfnCall, parts: int = 1) -> tuple[Array, Stat
     return o, hidden_stats(groups.total(seen), groups.pairs, neuron_ids.shape[1]), (y, h)
 
 
-def backward_experts(x: Array, hidden: Hidden, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, SparseVenom]:
-    """Computes dX [T, D], dW1 and dW2 [F, D], and dH, of x and dO [Tp, D] in slots.
-
-    Without a gate, entries of dH stand where those of Y do.
-    """
+def backward_experts(x: Array, hidden: Hidden, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
+    """Computes dX [T, D], dW1 and dW2 [F, D], and each slot's sum of Y dY, f32[Tp], of x and dO [Tp, D] in slots."""
     (y, h), rows, neurons = hidden, ffn.groups.rows, ffn.w2.neurons
     options: dict[str, Any] = dict(implementation=ffn.implementation)
     into: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, **options)
@@ -186,7 +183,7 @@ def backward_experts(x: Array, hidden: Hidden, do: Array, ffn: FfnCall) -> tuple
         dw1 = ops.scattered_matmul_24(gradients.dh_t, x, w1_rows, y.v, ffn.w1.neurons, contiguous=contiguous, **into)
     with jax.named_scope("grad_down"):
         dw2 = ops.scattered_matmul_24(gradients.y_t, do, neuron_ids, y.v, neurons, contiguous=y.contiguous, **into)
-    return dx, dw1, dw2, dh
+    return dx, dw1, dw2, gradients.y_dy
 
 
 def _rows_of_w1(neuron_ids: Array, ffn: FfnCall) -> Array:

@@ -37,10 +37,11 @@ def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(
     dy = random(shape, seed=2)
     condensed = lambda: jitted.condense(dy, y.columns[: -(-shape[0] // 16), : shape[1] // 2], 16)  # noqa: E731
     given = dy if selection == "2:4" else condensed()
-    dh, dh_t, y_t = jax.jit(ops.squared_relu_gradients)(given, y)
+    dh, dh_t, y_t, y_dy = jax.jit(ops.squared_relu_gradients)(given, y)
     expected, stored = 2 * np.sqrt(dense) * dy * mask, dense * mask
     np.testing.assert_allclose(jitted.dense(dh), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(dh.metadata, y.metadata)
+    np.testing.assert_allclose(y_dy, (stored * dy).sum(axis=1), rtol=1e-5, atol=1e-5)
     for found, wanted in ((dh_t, expected), (y_t, stored)):
         wanted = (wanted * top_two_of_four(wanted, axis=0)).T
         np.testing.assert_allclose(jitted.dense(found), wanted, rtol=1e-5, atol=1e-6)

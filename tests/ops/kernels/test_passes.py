@@ -109,7 +109,7 @@ def test_gated_squared_relu(dtype, special, backend):
         for key in KEYS:
             wanted = reference.gated_squared_relu_gradients(dy, h, y, key=key)
             found = _compiled(backend, "gated_squared_relu_gradients", dy, h, y, key=key)
-            assert_same_bits(*_unsigned_zeros((found, wanted)))
+            _assert_same_gradients(*_unsigned_zeros((found, wanted)))
 
 
 @HALF_PRECISIONS
@@ -134,7 +134,14 @@ def _check_gradients(backend, dy, y, *, keys=(None,)):
     for key in keys:
         wanted = _compiled(reference, "squared_relu_gradients", *jax.device_put((dy, y), device), key=key)
         found = _compiled(backend, "squared_relu_gradients", dy, y, key=key)
-        assert_same_bits(*((found, wanted) if key is None else _unsigned_zeros((found, wanted))))
+        _assert_same_gradients(*((found, wanted) if key is None else _unsigned_zeros((found, wanted))))
+
+
+def _assert_same_gradients(found, wanted):
+    """The same bits, but for the sums of Y dY: those of a row may cancel, and are added up in another order."""
+    assert_same_bits(found[:3], wanted[:3])
+    finite = np.abs(np.where(np.isfinite(wanted.y_dy), wanted.y_dy, 0)).max()
+    np.testing.assert_allclose(found.y_dy, wanted.y_dy, rtol=1e-4, atol=1e-5 * finite)
 
 
 @each_backend

@@ -61,8 +61,7 @@ def count_nonzeros(words: Sequence[Number]) -> Number:
 
 def _add_squares(total: Number, words: Sequence[Number], element: ir.Type) -> Number:
     for word in words:
-        for value in packed_24.unpack(word, element):
-            total = Number(math.fma(value, value, total))
+        total = packed_24.add_products(total, word, word, element)
     return total
 
 

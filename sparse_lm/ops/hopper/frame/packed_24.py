@@ -74,6 +74,13 @@ def squared_relu_gradient(dy: Number, y: Number, element: ir.Type) -> Number:
     return pack(*(d * slope for d, slope in zip(unpack(dy, element), slopes, strict=True)), element)
 
 
+def add_products(total: Number, a: Number, b: Number, element: ir.Type) -> Number:
+    """Adds to a float32 the products of two words' low halves and of their high halves."""
+    for x, y in zip(unpack(a, element), unpack(b, element), strict=True):
+        total = Number(math.fma(x, y, total))
+    return total
+
+
 def times(word: Number, factor: Number, element: ir.Type) -> Number:
     """Multiplies two 16-bit floats by one of their dtype, and rounds."""
     return _as_word(arith.mulf(_as_pair(word, element), vector((factor, factor))))

@@ -23,7 +23,14 @@ from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import Number, element_of, f32, i32, load_words, maximum, select, shape_of
-from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
+from sparse_lm.ops.hopper.frame.thread_tile import (
+    HALVES,
+    THREAD_COLUMNS,
+    Tile,
+    row_sums_type,
+    run_by_tile,
+    store_thread_columns,
+)
 from sparse_lm.ops.hopper.frame.two_of_four import positions
 from sparse_lm.ops.hopper.passes.squared_relu_24 import sparsify_hidden
 from sparse_lm.ops.mvue import threefry_key
@@ -41,9 +48,11 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
     operands = pad_to_tiles(dy), pad_to_tiles(h), y.values, y.metadata, threefry_key(key)
     tokens = operands[0].shape[0]
 
-    def differentiate_tile(tile, dy, h, values, metadata, key, dh, dh_t, dh_t_words, y_t, y_t_words, dh_smem, y_smem):
+    def differentiate_tile(
+        tile, dy, h, values, metadata, key, dh, dh_t, dh_t_words, y_t, y_t_words, sums, dh_smem, y_smem
+    ):
         thread, element = tile.thread, element_of(dh)
-        _differentiate_rows(tile, (dy, h, values, metadata), dh, (dh_smem, y_smem))
+        _differentiate_rows(tile, (dy, h, values, metadata), (dh, sums), (dh_smem, y_smem))
         mgpu_utils.warpgroup_barrier()
         loaded_key = mvue.load_key(key)
         token = tile.row * TILE + thread.column
@@ -63,12 +72,13 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
                 store_thread_columns(dh_t, dh_t_words, out_row, token, pairs)
             store_thread_columns(y_t, y_t_words, neuron, token, draw(neurons, neuron, ys, 0))
 
+    tiles = tokens // TILE, neurons // TILE
     transposes = *types_24(2 * neurons, tokens, h.dtype), *types_24(neurons, tokens, h.dtype)
-    dh, dh_t, dh_t_words, y_t, y_t_words = run_by_tile(
+    dh, dh_t, dh_t_words, y_t, y_t_words, y_dy = run_by_tile(
         differentiate_tile,
         operands,
-        (types_24(tokens, 2 * neurons, h.dtype)[0], *transposes),
-        (tokens // TILE, neurons // TILE),
+        (types_24(tokens, 2 * neurons, h.dtype)[0], *transposes, row_sums_type(*tiles)),
+        tiles,
         scratch=[plgpu.SMEM((shared_words.COUNT,), jnp.int32)] * 2,
         name="gated_squared_relu_gradients",
     )
@@ -77,6 +87,7 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
         Sparse24(dh, jnp.concatenate([y.metadata] * 2, axis=1), (rows, 2 * neurons)),
         Sparse24(dh_t, dh_t_words, (2 * neurons, rows)),
         Sparse24(y_t, y_t_words, (neurons, rows)),
+        jnp.sum(y_dy, axis=0)[:rows],
     )
 
 
@@ -108,11 +119,13 @@ def _gated(first: Number, second: Number, element: ir.Type) -> Number:
 
 
 def _differentiate_rows(
-    tile: Tile, operands: tuple[ir.Value, ...], dh: ir.Value, shared: tuple[ir.Value, ir.Value]
+    tile: Tile, operands: tuple[ir.Value, ...], out: tuple[ir.Value, ir.Value], shared: tuple[ir.Value, ir.Value]
 ) -> None:
-    """Writes dH of a thread's two rows, gates first; and to shared memory dH and Y, zeros where Y is not stored."""
-    dy, h, values, metadata = operands
+    """Writes dH of a thread's two rows, gates first, and what they add to Y dY; and to shared memory dH and Y, zeros
+    where Y is not stored."""
+    (dy, h, values, metadata), (dh, sums) = operands, out
     element, thread = element_of(dy), tile.thread
+    y_dy = [f32(0.0)] * 2
     stored = []  # of each row and group, two words: the gradients of the gates, and of the own numbers
     rows_nibbles = tile.load_words(dy), _load_h(h, tile), tile.load_packed(values), tile.load_nibbles(metadata)
     for half, (dy_words, h_words, y_words, row_nibbles) in enumerate(zip(*rows_nibbles, strict=True)):
@@ -121,6 +134,7 @@ def _differentiate_rows(
             kept_at = positions(nibble)
             kept = [_one_of(h_words[4 * group : 4 * group + 4], position) for position in kept_at]
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
+            y_dy[half] = packed_24.add_products(y_dy[half], dy_word, y_word, element)
             words = _gradients(dy_word, *packed_24.zip_halves(*kept), element)
             stored[-1].append(words)
             row, column = thread.row + 8 * half, thread.column + 4 * group
@@ -133,6 +147,7 @@ def _differentiate_rows(
     for number, first_tile in enumerate((0, shape_of(dh)[1] // TILE)):
         rows = [[words[number] for words in row] for row in stored]
         Tile(thread, tile.row, tile.column + first_tile).store_packed(dh, rows)
+    tile.store_row_sums(sums, y_dy)
 
 
 def _gradients(dy: Number, gates: Number, owns: Number, element: ir.Type) -> tuple[Number, Number]:

@@ -4,7 +4,8 @@ A block is one warpgroup and takes 64 tokens of 64 (condensed) columns. It write
 leaves dH and Y side by side in shared memory, one 32-bit word an element, and reads them back by
 columns to select along tokens, or to draw. Of a Venom Y the transposes have a row for every neuron: a
 block then writes the rows of its kept neurons, and rows of zeros for the others of its 16 groups. Neurons
-of other groups would lie outside its shared memory, so the lists must have four of each group, in order.
+of other groups would lie outside its shared memory, so the lists must have four of each group, in order. Y dY is
+summed by tile, then by XLA.
 
 Numerics: float32, rounded once. Square roots are `sqrt.approx.f32`, to which XLA lowers them on a GPU too: there
 bit for bit the reference, while a CPU, whose square roots are rounded correctly, moves a few float16 by a unit.
@@ -29,7 +30,14 @@ from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.operands import pad_to, round_up
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
-from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
+from sparse_lm.ops.hopper.frame.thread_tile import (
+    HALVES,
+    THREAD_COLUMNS,
+    Tile,
+    row_sums_type,
+    run_by_tile,
+    store_thread_columns,
+)
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
 from sparse_lm.ops.mvue import threefry_key
 
@@ -62,7 +70,7 @@ def squared_relu_gradients(
     neurons = column_tiles * tile_neurons
 
     def differentiate_tile(tile, dy_gmem, values_gmem, metadata_gmem, *rest):
-        *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places = rest
+        *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, sums_gmem, words, places = rest
         thread = tile.thread
 
         def neuron_at(tile_column):
@@ -76,7 +84,7 @@ def squared_relu_gradients(
             columns_gmem, block = optional_gmem[0], tile.row // (y.v // TILE)
             _invert(neuron_at, tile, places, tile_neurons)
         of_rows = [tile.load_by_row(ref) for ref in optional_gmem[len(columns) : len(columns) + len(factors)]]
-        _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words, of_rows)
+        _differentiate_rows(tile, (dy_gmem, values_gmem, metadata_gmem), (dh_gmem, sums_gmem), words, of_rows)
         mgpu_utils.warpgroup_barrier()
         tile_columns = [thread.row + 8 * half for half in HALVES]
         out_rows = [neuron_at(tile_column) for tile_column in tile_columns]
@@ -99,10 +107,14 @@ def squared_relu_gradients(
             for pairs, out, out_words in outs:
                 transpose.store_24(out, out_words, pairs)
 
-    dh, *transposes = run_by_tile(
+    dh, *transposes, y_dy = run_by_tile(
         differentiate_tile,
         (padded, y.values, y.metadata, *columns, *factors, *keys),
-        (types_24(tokens, kept, dy.dtype)[0], *types_24(neurons, tokens, dy.dtype) * 2),
+        (
+            types_24(tokens, kept, dy.dtype)[0],
+            *types_24(neurons, tokens, dy.dtype) * 2,
+            row_sums_type(token_tiles, column_tiles),
+        ),
         (token_tiles, column_tiles),
         scratch=[
             plgpu.SMEM((shared_words.COUNT,), jnp.int32),
@@ -116,23 +128,23 @@ def squared_relu_gradients(
         Sparse24(values[:, : width // 2], metadata[:, : width // TILE], y.shape[::-1])
         for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
     )
-    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
+    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t, jnp.sum(y_dy, axis=0)[: dy.shape[0]])
 
 
 def _differentiate_rows(
     tile: Tile,
-    dy: ir.Value,
-    values: ir.Value,
-    metadata: ir.Value,
-    dh: ir.Value,
+    operands: tuple[ir.Value, ...],
+    out: tuple[ir.Value, ir.Value],
     words: ir.Value,
     factors: list[list[Number]],
 ):
-    """Writes dH of a thread's two rows to global memory; dH and Y to shared memory, zeros where Y is not stored.
+    """Writes dH of a thread's two rows, and what they add to Y dY, to global memory; dH and Y to shared memory, zeros
+    where Y is not stored.
 
     `factors` may have one entry, what to multiply the rows of dY by.
     """
-    thread, dh_rows = tile.thread, []
+    (dy, values, metadata), (dh, sums) = operands, out
+    thread, dh_rows, y_dy = tile.thread, [], [emit.f32(0.0)] * 2
     loaded = zip(tile.load_words(dy), tile.load_packed(values), tile.load_nibbles(metadata), strict=True)
     for half, (dy_words, y_words, row_nibbles) in enumerate(loaded):
         dh_rows.append([])
@@ -140,6 +152,7 @@ def _differentiate_rows(
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
             for factor in factors:
                 dy_word = packed_24.times(dy_word, factor[half], emit.element_of(dy))
+            y_dy[half] = packed_24.add_products(y_dy[half], dy_word, y_word, emit.element_of(dy))
             dh_word = packed_24.squared_relu_gradient(dy_word, y_word, emit.element_of(dy))
             dh_rows[-1].append(dh_word)
             members = [
@@ -151,6 +164,7 @@ def _differentiate_rows(
             for position, word in zip(positions(nibble), packed_24.zip_halves(dh_word, y_word), strict=True):
                 members[0].store(position, word)
     tile.store_packed(dh, dh_rows)
+    tile.store_row_sums(sums, y_dy)
 
 
 def _select_along_tokens(tokens: list[Number]) -> tuple[list[PackedPair], list[PackedPair]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -55,6 +56,7 @@ def squared_relu_gradients_kernel(
     dh_t_metadata,
     y_t,
     y_t_metadata,
+    y_dy,
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
     DRAW: gl.constexpr,
@@ -70,6 +72,8 @@ def squared_relu_gradients_kernel(
     y = gl.load(tiles.locate_survivors(values, row_tile, tile, TILES))
     first_y, second_y = packed_24.unpack(y, dtype)
     first, second = packed_24.unpack(packed_24.take_two(low, high, nibble), dtype)
+    row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, tiles.GROUPS_LAYOUT))
+    gl.store(y_dy + tile * ROW_TILES * _TILE + row, gl.sum(first * first_y + second * second_y, axis=1))
     kept = packed_24.pack(first * (2.0 * gl.sqrt_rn(first_y)), second * (2.0 * gl.sqrt_rn(second_y)), dtype)
     gl.store(tiles.locate_survivors(dh, row_tile, tile, TILES), kept)
     # The transposes of dH and of Y, dense, in the halves of [64, 64] words, by way of shared memory.
@@ -98,11 +102,12 @@ def squared_relu_gradients(
     check_hidden_dtype(dy.dtype, y.dtype)
     dy = dy if factor is None else dy * factor
     transpose = types_24(*y.shape[::-1], dy.dtype)
-    dh, *transposes = call_by_tiles(
+    sums = jax.ShapeDtypeStruct((transpose[1].shape[0], y.values.shape[0]), jnp.float32)
+    dh, *transposes, y_dy = call_by_tiles(
         squared_relu_gradients_kernel,
         *(align_rows(dy), y.values, y.metadata, NO_KEY if key is None else threefry_key(key)),
-        out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
+        out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose, sums),
         DRAW=key is not None,
     )
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], y.shape[::-1]) for i in (0, 2))
-    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
+    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t, jnp.sum(y_dy, axis=0)[: dy.shape[0]])
