@@ -5,8 +5,8 @@
 A token meets 1.0 B of the layers' 3.4 B parameters; embedding and unembedding have 0.26 B each. All but the FFNs and
 the number of layers is as in llama1b.py, with whose 25 layers weights and moments alone would fill a GPU. No layer
 stays dense in the phase.
-Hardware: one H200; 81 GiB. A step takes 511 ms with dense experts and 451 ms with experts24
-(step_moe_1b_layers_cast_h200.json).
+Hardware: one H200; 81 GiB. A step takes 517 ms with dense experts and 455 ms with experts24
+(step_moe_1b_gates_h200.json).
 Result of the run: not measured yet.
 """
 
