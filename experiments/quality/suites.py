@@ -123,7 +123,6 @@ def _runs(steps: int, ffn_dim: int, **knobs: Any) -> dict[str, Overrides]:
     """Returns dense, slices on shares of the steps, controls and mixtures; knobs are those of slices."""
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     until_80, controls = slices | _until(steps, 80), ("dense_slices", "fixed_quarter", "unturned_slices")
-    in_the_decay = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
     quarter = _DENSE | {"model.ffn_dim": ffn_dim // 4}
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
@@ -131,7 +130,7 @@ def _runs(steps: int, ffn_dim: int, **knobs: Any) -> dict[str, Overrides]:
         "dense": _DENSE,
         "slices_50": slices | _until(steps, 50),
         "slices_80": until_80,
-        "slices_90": slices | in_the_decay,
+        "slices_90": slices | _into_the_decay(steps),
         "slices_stay": slices | _stay(steps),
         # Routing alone; one quarter of the neurons for all tokens; another way of leaving.
         **{f"{recipe}_80": until_80 | {"sparsity.recipe": recipe} for recipe in controls},
@@ -154,6 +153,7 @@ def _twins(steps: int, change: Overrides | None = None) -> dict[str, Overrides]:
     return {
         "dense": _DENSE,
         "experts24_80": sparse | _until(steps, 80),
+        "experts24_90": sparse | _into_the_decay(steps),
         "experts24_stay": _experts24(steps, change or {}),
     }
 
@@ -185,6 +185,11 @@ def _until(steps: int, share: int) -> Overrides:
     start = phase_start(steps)
     end = min(start + round(share / 100 * steps), round((1 - DECAY_SHARE) * steps))
     return {"sparsity.start_step": start, "sparsity.end_step": end}
+
+
+def _into_the_decay(steps: int) -> Overrides:
+    """Returns a sparse phase that ends after half of the steps in which the rate falls."""
+    return {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round((1 - DECAY_SHARE / 2) * steps)}
 
 
 def _stay(steps: int) -> Overrides:
