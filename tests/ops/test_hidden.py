@@ -54,8 +54,9 @@ def test_rows_are_multiplied_by_their_factors_first():
     mask = top_two_of_four(expected)
     np.testing.assert_allclose(jitted.dense(y), expected * mask, rtol=1e-6)
     np.testing.assert_allclose(seen.energy, np.square(expected).sum(), rtol=1e-5)
-    dh = jax.jit(ops.squared_relu_gradients)(dy, y, factor=factor).dh
-    np.testing.assert_allclose(jitted.dense(dh), 2 * np.sqrt(expected) * dy * factor * mask, rtol=1e-5)
+    gradients = jax.jit(ops.squared_relu_gradients)(dy, y, factor=factor)
+    np.testing.assert_allclose(jitted.dense(gradients.dh), 2 * np.sqrt(expected) * dy * factor * mask, rtol=1e-5)
+    np.testing.assert_allclose(gradients.y_dy, (expected * dy * factor * mask).sum(axis=1), rtol=1e-5, atol=1e-5)
 
 
 def test_energy_is_added_up_in_float32():

@@ -2,7 +2,7 @@
 
 A block is one warpgroup and takes 64 tokens of 64 neurons. A neuron's gate and its own number, which stand side by
 side in H, are the halves of one 32-bit word, and so are their gradients in shared memory, where they are read back by
-columns to draw along tokens. Y lies in words beside them.
+columns to draw along tokens. Y lies in words beside them. Y dY is summed by tile, then by XLA.
 
 Numerics: float32, rounded once, then selected from or drawn: bit for bit the reference.
 """
