@@ -9,17 +9,12 @@ import sys
 from pathlib import Path
 
 import ml_collections
-from absl import app, flags
+from absl import flags
 from flax.traverse_util import flatten_dict
 from ml_collections import config_flags
 
 from sparse_lm import config as config_lib
 
-_ALLOWED = {
-    int: (flags.IntegerParser(), "an integer"),
-    float: (flags.FloatParser(), "a number"),
-    bool: (flags.BooleanParser(), "true or false"),
-}
 _FILE, _OVERRIDE = re.compile("--?config="), re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
@@ -38,13 +33,14 @@ def parse_flags(argv: list[str]) -> list[str]:
     argv = [re.sub(r"^(--?config=)(.+\.json)$", rf"\g<1>{__file__}:\g<2>", argument) for argument in argv]
     argv = [argv[0], *sorted(argv[1:], key=lambda argument: not _FILE.match(argument))]  # overrides come behind it
     sys.argv = argv  # where config_flags looks for overrides
-    defaults = flatten_dict(config_lib.default().to_dict(), sep=".")
+    keys = list(flatten_dict(config_lib.default().to_dict(), sep="."))
     for argument in argv:
-        if match := _OVERRIDE.match(argument):
-            if match[1] not in defaults:
-                sys.exit(f"{argument}: config has no key {match[1]!r}{_hint(match[1], list(defaults))}")
-            _check_type(argument, type(defaults[match[1]]))
-    arguments = app.parse_flags_with_usage(argv)
+        if (match := _OVERRIDE.match(argument)) and match[1] not in keys:
+            sys.exit(f"{argument}: config has no key {match[1]!r}{_hint(match[1], keys)}")
+    try:
+        arguments = flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(str(error))
     if isinstance(flags.FLAGS.config, dict):
         sys.exit("--config: get_config() must return a ConfigDict, not a dict")
     flags.FLAGS.config.lock()  # raises what loading the file raised, if no override has
@@ -59,17 +55,6 @@ def _check_file(path: str) -> None:
     if not file.is_file():
         close = difflib.get_close_matches(file.name, [other.name for other in file.parent.glob("*.py")], n=1)
         sys.exit(f"--config={path}: there is no such file{''.join(f'; did you mean {name}?' for name in close)}")
-
-
-def _check_type(argument: str, kind: type) -> None:
-    """Exits with one line if the value of an override is no number, or not true or false, where the default is."""
-    _, given, value = argument.partition("=")
-    if given and kind in _ALLOWED:
-        parser, allowed = _ALLOWED[kind]
-        try:
-            parser.parse(value)
-        except ValueError:
-            sys.exit(f"{argument}: must be {allowed}")
 
 
 def _hint(key: str, keys: list[str]) -> str:
