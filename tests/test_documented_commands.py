@@ -166,7 +166,7 @@ def test_the_mixture_of_its_page_sums_a_tokens_experts():
     by_expert = [
         jnp.square(jax.nn.relu(x @ w1.T)) @ w2 for w1, w2 in zip(jnp.split(W1, 5), jnp.split(W2, 5), strict=True)
     ]
-    scores = np.asarray(x @ router.T)
+    scores = np.asarray(x @ router.T) / np.sqrt(x.shape[1])
     chosen = scores >= np.sort(scores, axis=1)[:, -2:-1]
     gates = np.exp(scores) * chosen
     gates /= gates.sum(axis=1, keepdims=True)

@@ -45,6 +45,11 @@ def check_ids(name: str, ids: Array) -> None:
         raise ValueError(f"{name} must be a matrix of int32, not empty; got {described(ids)}")
 
 
+def check_order(order: Array | None, tokens: int) -> None:
+    if order is not None and (order.shape, order.dtype.kind) != ((tokens,), "i"):
+        raise ValueError(f"order {described(order)} must be int32[{tokens}], a permutation of the tokens")
+
+
 def check_float(name: str, dtype: DTypeLike | None) -> None:
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name} = {jnp.dtype(dtype)} must be a dtype of floats")

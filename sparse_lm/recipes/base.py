@@ -33,7 +33,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops import backends
 from sparse_lm.ops.activations import SQUARED_RELU, rows_per_neuron
-from sparse_lm.ops.checks import described
+from sparse_lm.ops.checks import check_order
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.recipes import differentiable
 from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats
@@ -282,8 +282,7 @@ class Recipe:
         self._check_arrays(w1, w2, x)
         state = self._checked_state(state, w1, w2, axes)
         tokens = x.reshape(-1, x.shape[-1])
-        if order is not None and (order.shape, order.dtype.kind) != (tokens.shape[:1], "i"):
-            raise ValueError(f"order {described(order)} must be int32[{len(tokens)}], a permutation of the tokens")
+        check_order(order, len(tokens))
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, key, order, weights, layer)

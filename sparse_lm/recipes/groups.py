@@ -22,6 +22,7 @@ from jaxtyping import Float, Int32
 
 from sparse_lm import collectives
 from sparse_lm.ops import row_order
+from sparse_lm.ops.checks import check_ids, check_order
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.row_order import RowOrder
 from sparse_lm.recipes.routing import dispatch_order
@@ -109,8 +110,13 @@ def group_by_expert(
     """Groups pairs by the expert that they chose, in 0 .. E - 1, in blocks of v slots; a token's choices are distinct.
 
     An expert takes its tokens in the order of a permutation, their own by default. `axis` is the mesh axis that splits
-    the E experts of all devices.
+    the E experts of all devices. That experts are in 0 .. E - 1 is not checked: others displace pairs.
+
+    Raises:
+      ValueError: `chosen` is not int32 [T, k], or `order` not an integer [T].
     """
+    check_ids("chosen", chosen)
+    check_order(order, len(chosen))
     choices = chosen.shape[1]
     if axis:
         experts //= collectives.size(axis)

@@ -25,6 +25,8 @@ from tests.ops.operands import relative_error
 from tests.recipes import examples
 from tests.recipes.examples import DIM, DO, GATED, KEY, OF_FFNS, ORDER, TOKENS, W1, W2, X, draw
 
+CHOSEN = jnp.zeros((TOKENS, 1), jnp.int32)
+
 unchecked = Recipe.ffn.__wrapped__  # without the types that the tests of this folder check
 
 
@@ -224,7 +226,7 @@ STATE24 = Experts24.State(jnp.float32(1.4), jnp.float32(1.3))
 
 def mixture(state, x=X, w1=W1, w2=W2, gates=X[:, :1], experts=5, **options):
     """Differentiates experts of which each token chooses the first."""
-    groups = group_by_expert(jnp.zeros((TOKENS, 1), jnp.int32), experts, 16)
+    groups = group_by_expert(CHOSEN, experts, 16)
     o = lambda x: Experts24(v=16).mixture(x, w1, w2, gates, groups, state, **options)[0]  # noqa: E731
     return jax.grad(lambda x: o(x).sum())(x)
 
@@ -285,6 +287,10 @@ REFUSED = {
     r"order int32\[95\] must be int32\[96\], a permutation of the tokens": [
         lambda: unchecked(Act24(), X, W1, W2, order=ORDER[:95]),
         lambda: unchecked(Slices(v=16), X, W1, W2, examples.state_of(Slices(v=16)), order=ORDER[:95]),
+        lambda: group_by_expert(CHOSEN, 5, 16, ORDER[:95]),
+    ],
+    r"chosen must be a matrix of int32, not empty; got int32\[2, 48, 1\]": [
+        lambda: group_by_expert(CHOSEN.reshape(2, 48, 1), 5, 16)
     ],
     "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
