@@ -66,9 +66,9 @@ def squared_relu_gradients(
     Returns:
       dH [T, F] like y, in the dtype of dy, rounded once; the transposes of dH and of Y as stored, [F, T],
       of each four tokens the two of largest magnitude. With a key, these are `sparsify_24(., "mvue", 0, key=key)`
-      of the two: both use the same random numbers, which leaves each unbiased, and no product reads both. Last, each
-      token's sum of Y dY over what is stored, f32[T], in float32, of dY times `factor`: over a gate of the token, the
-      gate's gradient.
+      of the two: both use the same random numbers, which leaves each unbiased, and no product reads both. Last, f32[T],
+      each token's sum of Y dY over what is stored, of dY times `factor`. Over a gate of the token it is that gate's
+      gradient.
     """
     check_format("y", y, Sparse24, SparseVenom)
     check_matrix("dy", dy)
@@ -111,7 +111,7 @@ def gated_squared_relu_gradients(
     Returns:
       dH [T, 2 F], all gates and then all others, 2:4 along F where y is, in the dtype of dy, rounded once; the
       transposes [2 F, T] of dH, a neuron's two rows side by side, and [F, T] of Y: `sparsify_24(., "mvue", 0, key=key)`
-      of each; and each token's sum of Y dY over what is stored, f32[T].
+      of each; and f32[T], each token's sum of Y dY over what is stored.
     """
     check_format("y", y, Sparse24)
     _check_gated(h)

@@ -11,7 +11,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       results      store
     passes         sparsify_24, sparsify_24_tiles, squared_relu_24, squared_relu_venom, squared_relu_gradients,
                    gated_squared_relu, hidden_gradients; add_norm and fp8_rows, whose loops are Pallas' own
-      selection    two_of_four (float32), packed_24 (16-bit floats), mvue; hidden_stats
+      selection    two_of_four (float32), packed_24 (16-bit floats), mvue; hidden_stats, row_sums
       threads      thread_tile, shared_words
     both           emit (what threads do), operands (arrays), compat
 """

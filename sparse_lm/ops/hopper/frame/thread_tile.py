@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
-import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
@@ -105,14 +104,6 @@ class Tile:
         word = emit.global_memory(metadata).load(index)
         return [[(word >> (THREAD_COLUMNS * half + 4 * group)) & 15 for group in range(4)] for half in HALVES]
 
-    def store_row_sums(self, sums: ir.Value, totals: Sequence[Number]) -> None:
-        """Stores the tile's sum of each row in sums [tiles in a row, rows], of the totals of a thread's two rows."""
-        for half, total in zip(HALVES, totals, strict=True):
-            for distance in (1, 2):  # of the four threads of a row, which all store the same
-                total = total + mgpu_utils.shfl_bfly(total, distance)
-            row = self.row * TILE + self.thread.row + 8 * half
-            emit.global_memory(sums).store(self.column.wide() * emit.shape_of(sums)[1] + row.wide(), total)
-
     def _start_of_pairs(self, half: int, values: ir.Value) -> Number:
         return self.start(half, 2 * emit.shape_of(values)[1]) >> 1
 
@@ -120,11 +111,6 @@ class Tile:
         """Computes where the thread's word of metadata [rows / 64, columns / 64, 128] is."""
         tile = self.row * emit.shape_of(metadata)[1] + self.column
         return tile.wide() * WARPGROUP_SIZE + self.thread.index.wide()
-
-
-def row_sums_type(row_tiles: int, column_tiles: int) -> jax.ShapeDtypeStruct:
-    """Returns the type of the array that `Tile.store_row_sums` fills."""
-    return jax.ShapeDtypeStruct((column_tiles, row_tiles * TILE), jnp.float32)
 
 
 def run_by_tile(

@@ -21,16 +21,9 @@ from jaxlib.mlir.dialects import llvm
 from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, types_24
-from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
+from sparse_lm.ops.hopper.frame import mvue, packed_24, row_sums, shared_words
 from sparse_lm.ops.hopper.frame.emit import Number, element_of, f32, i32, load_words, maximum, select, shape_of
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    THREAD_COLUMNS,
-    Tile,
-    row_sums_type,
-    run_by_tile,
-    store_thread_columns,
-)
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import positions
 from sparse_lm.ops.hopper.passes.squared_relu_24 import sparsify_hidden
 from sparse_lm.ops.mvue import threefry_key
@@ -77,7 +70,7 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
     dh, dh_t, dh_t_words, y_t, y_t_words, y_dy = run_by_tile(
         differentiate_tile,
         operands,
-        (types_24(tokens, 2 * neurons, h.dtype)[0], *transposes, row_sums_type(*tiles)),
+        (types_24(tokens, 2 * neurons, h.dtype)[0], *transposes, row_sums.sums_type(tiles)),
         tiles,
         scratch=[plgpu.SMEM((shared_words.COUNT,), jnp.int32)] * 2,
         name="gated_squared_relu_gradients",
@@ -87,7 +80,7 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
         Sparse24(dh, jnp.concatenate([y.metadata] * 2, axis=1), (rows, 2 * neurons)),
         Sparse24(dh_t, dh_t_words, (2 * neurons, rows)),
         Sparse24(y_t, y_t_words, (neurons, rows)),
-        jnp.sum(y_dy, axis=0)[:rows],
+        row_sums.add_tiles(y_dy, rows),
     )
 
 
@@ -147,7 +140,7 @@ def _differentiate_rows(
     for number, first_tile in enumerate((0, shape_of(dh)[1] // TILE)):
         rows = [[words[number] for words in row] for row in stored]
         Tile(thread, tile.row, tile.column + first_tile).store_packed(dh, rows)
-    tile.store_row_sums(sums, y_dy)
+    row_sums.store_sums(sums, tile, y_dy)
 
 
 def _gradients(dy: Number, gates: Number, owns: Number, element: ir.Type) -> tuple[Number, Number]:

@@ -26,18 +26,11 @@ from jaxlib.mlir.dialects import llvm
 from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom, types_24
-from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
+from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, row_sums, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.operands import pad_to, round_up
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    THREAD_COLUMNS,
-    Tile,
-    row_sums_type,
-    run_by_tile,
-    store_thread_columns,
-)
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
 from sparse_lm.ops.mvue import threefry_key
 
@@ -66,8 +59,8 @@ def squared_relu_gradients(
         padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
     tokens, kept = padded.shape
     factors = () if factor is None else (pad_to(factor, (tokens, 1)),)
-    token_tiles, column_tiles = tokens // TILE, kept // TILE
-    neurons = column_tiles * tile_neurons
+    tiles = tokens // TILE, kept // TILE
+    neurons = tiles[1] * tile_neurons
 
     def differentiate_tile(tile, dy_gmem, values_gmem, metadata_gmem, *rest):
         *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, sums_gmem, words, places = rest
@@ -113,9 +106,9 @@ def squared_relu_gradients(
         (
             types_24(tokens, kept, dy.dtype)[0],
             *types_24(neurons, tokens, dy.dtype) * 2,
-            row_sums_type(token_tiles, column_tiles),
+            row_sums.sums_type(tiles),
         ),
-        (token_tiles, column_tiles),
+        tiles,
         scratch=[
             plgpu.SMEM((shared_words.COUNT,), jnp.int32),
             plgpu.SMEM((max(tile_neurons, WARPGROUP_SIZE),), jnp.int32),
@@ -128,7 +121,7 @@ def squared_relu_gradients(
         Sparse24(values[:, : width // 2], metadata[:, : width // TILE], y.shape[::-1])
         for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
     )
-    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t, jnp.sum(y_dy, axis=0)[: dy.shape[0]])
+    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t, row_sums.add_tiles(y_dy, dy.shape[0]))
 
 
 def _differentiate_rows(
@@ -164,7 +157,7 @@ def _differentiate_rows(
             for position, word in zip(positions(nibble), packed_24.zip_halves(dh_word, y_word), strict=True):
                 members[0].store(position, word)
     tile.store_packed(dh, dh_rows)
-    tile.store_row_sums(sums, y_dy)
+    row_sums.store_sums(sums, tile, y_dy)
 
 
 def _select_along_tokens(tokens: list[Number]) -> tuple[list[PackedPair], list[PackedPair]]:
