@@ -86,7 +86,7 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    moments: str = "float32"  # what they are kept in; "bfloat16" takes 4 bytes a parameter less, and their time
+    moments: str = "float32"  # what AdamW's are kept in; "bfloat16" takes 4 bytes a parameter less, and their time
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     max_skipped_steps: int = 10  # skipped steps in a row before the run stops
@@ -159,7 +159,7 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """Counts the parts of a step: microbatches over all devices.
+        """Counts the parts of a step: microbatches over all devices but those along `mesh.tensor`, which share one.
 
         Tokens are routed within a part, a mixture's within those of all devices along `mesh.expert`.
         """

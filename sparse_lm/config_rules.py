@@ -15,7 +15,7 @@ from sparse_lm.recipes.base import PRECISIONS, Rule, Shape
 if TYPE_CHECKING:
     from sparse_lm.config import Config
 
-REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
+REMAT_POLICIES = ("none", "full", "save_dots")
 DTYPES = ("float32", "bfloat16")
 _POSITIVE = (
     "steps", "batch_size", "microbatches", "seq_len", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints",

@@ -85,9 +85,9 @@ def evaluate(
         if data is None or error.key != "data.path":
             raise
         raise DataError(f"--data={data}: {error.allowed}") from error
-    config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
+    config = dataclasses.replace(config, batch_size=config.batch_size * config.microbatches // config.parts)
     evaluation = Evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
-    batches = heldout_batches(opened, batch_size=config.batch_size, windows=windows)
+    batches = heldout_batches(opened, batch_size=evaluation.batch_size, windows=windows)
     return {"step": step, **evaluation(params, recipe_state, batches)}
 
 

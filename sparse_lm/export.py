@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from safetensors import SafetensorError
 from sparse_lm import entry_point
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.errors import OutputError
+from sparse_lm.files import new_directory
 from sparse_lm.interop.hf_config import check_has_architecture
 from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.interop.model_card import model_card
@@ -35,15 +35,13 @@ from sparse_lm.training.workdir import load_config
 
 _log = logging.getLogger(__name__)
 
-SHARD_BYTES = 5_000_000_000
-
 
 def export(
     workdir: str | os.PathLike,
     output: str | os.PathLike,
     *,
     checkpoint: int | str = "latest",
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Writes a checkpoint of a run as safetensors, config.json, tokenizer files and a model card.
 
@@ -79,9 +77,7 @@ def export(
 def _new_directory(output: Path) -> Iterator[Path]:
     """Gives a directory to write, which takes the place of `output`, or of what a link leads to, once it is whole."""
     try:
-        place = output.resolve()
-        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-            raise OutputError(output, "must be a new or an empty directory")
+        place = new_directory(output)
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as partial:
             directory = Path(partial, "model")
@@ -95,14 +91,12 @@ def _new_directory(output: Path) -> Iterator[Path]:
 def main() -> None:
     options = flags.FLAGS
     jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
-    export(options.workdir, options.output, checkpoint=options.checkpoint, shard_bytes=int(options.shard_gb * 1e9))
+    export(options.workdir, options.output, checkpoint=options.checkpoint)
 
 
 def _define_flags() -> None:
     entry_point.define_run_flags()
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
-    flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.")
-    flags.register_validator("shard_gb", lambda size: 1e-6 <= size < math.inf, "must be 0.000001 or more, and finite")
 
 
 cli = functools.partial(entry_point.run, main, _define_flags)

@@ -27,6 +27,18 @@ def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike, 
         raise refusal(path, f"{file} cannot be written: {error.strerror or error}".lstrip()) from error
 
 
+def new_directory(output: Path) -> Path:
+    """Returns where to write a directory that must be new or empty: `output`, or what a link leads to.
+
+    Raises:
+      OutputError: something is there.
+    """
+    place = output.resolve()
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise OutputError(output, "must be a new or an empty directory")
+    return place
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a path to write to, which takes the place of `path` once it is written completely, and on disk.

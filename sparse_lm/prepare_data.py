@@ -25,12 +25,12 @@ from absl import flags
 from sparse_lm import entry_point
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import find_files
-from sparse_lm.data.dataset import Data, foreign_files, is_prepared, open_prepared
+from sparse_lm.data.dataset import Data, open_prepared
 from sparse_lm.data.tfds_corpus import open_splits
 from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 from sparse_lm.data.workers import available_cores
 from sparse_lm.errors import DataError, OutputError
-from sparse_lm.files import writing
+from sparse_lm.files import new_directory, writing
 from sparse_lm.progress import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
@@ -53,7 +53,7 @@ def prepare_files(
 
     Raises:
       DataError: the files, the tokenizer or their combination cannot be used.
-      OutputError: `output` cannot be replaced or written, or holds something else.
+      OutputError: `output` is neither new nor empty, or cannot be written.
     """
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
@@ -63,14 +63,7 @@ def prepare_files(
         raise DataError(f"--text_field={text_field} is for --files: of a TFDS directory `text` is read")
     if not tfds and not files:
         raise DataError("no text: name it with --files or --tfds")
-    directory = output.resolve()
-    if directory.is_mount() or directory == Path.cwd():  # which a rename cannot replace, or must not
-        raise OutputError(directory, "is a mount point or the current directory: name a directory in it")
-    empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
-    if not empty and not is_prepared(directory):
-        raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
-    if others := [] if empty else foreign_files(directory):
-        raise OutputError(output, f"would be replaced, but {others[0]!r} in it is no prepared data: move it elsewhere")
+    directory = new_directory(output)
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if tfds:
         corpus, heldout = open_splits(Path(tfds).absolute())
@@ -111,7 +104,7 @@ def _define_flags() -> None:
     flags.DEFINE_multi_string("heldout_files", None, heldout)
     tfds = "A TFDS directory with `text`, instead of --files. Its validation split is held out."
     flags.DEFINE_string("tfds", None, tfds)
-    output = "Directory to write, for --config.data.path; a link stays. Other prepared data there is replaced."
+    output = "Directory to write, for --config.data.path: new or empty."
     flags.DEFINE_string("output", None, output, required=True)
     entries = f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE})."
     flags.DEFINE_integer("vocab_size", None, entries, lower_bound=MIN_VOCAB_SIZE)

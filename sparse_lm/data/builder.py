@@ -44,7 +44,7 @@ def prepare(
     vocab_size: int = 4096,
     processes: int = 1,
 ) -> None:
-    """Writes prepared data to `directory`, which is no link, replacing what is there.
+    """Writes prepared data to `directory`, which is no link, and new or empty.
 
     The directory appears complete, by one rename, or not at all. Until then everything is in a hidden folder beside
     it, which only a kill leaves behind.
@@ -57,12 +57,11 @@ def prepare(
 
     Raises:
       DataError: the text cannot be read, or does not go with the tokenizer.
-      OSError: `directory` cannot be written, or was not there at first and another process has made it meanwhile.
+      OSError: `directory` cannot be written, or something is in it, perhaps since another process made it meanwhile.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    replaces = directory.exists()
     # One part is read by this process, and tokenised by as many threads as there are cores.
-    used = max(1, min(processes, len(corpus.parts())))
+    used = max(1, min(processes, max(len(part.parts()) for part in (corpus, heldout) if part)))
     hidden = tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent)
     with hidden as name, Workers(used, threads=processes // used) as workers:
         folder = Path(name)
@@ -120,15 +119,7 @@ def prepare(
         complete = folder / "complete"
         packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)
-        replaced = folder / "replaced"
-        try:
-            if replaces:
-                directory.rename(replaced)
-            complete.rename(directory)  # fails where another process has put files meanwhile
-        except BaseException:  # also an interrupt between the two
-            if replaced.exists() and not directory.exists():
-                replaced.rename(directory)
-            raise
+        complete.rename(directory)
 
 
 def _tokenise(path: Path, corpus: Corpus, json_text: str) -> dict[str, int]:

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from sparse_lm.errors import DataError
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever what was prepared before would be read wrongly, or differently
 TOKENIZER_FILE = "tokenizer.json"
-_FILES = re.compile(r".*\.array_record-.*|(dataset_info|features|metadata|tokenizer)\.json|\..*")  # or a hidden one
 
 
 class Windows:
@@ -106,11 +104,6 @@ def is_prepared(directory: Path) -> bool:
     Raises DataError if it cannot be read.
     """
     return bool(_read_metadata(directory))
-
-
-def foreign_files(directory: Path) -> list[str]:
-    """Returns the names of what somebody else has put into a prepared directory, but for hidden files."""
-    return sorted(path.name for path in directory.iterdir() if not _FILES.fullmatch(path.name))
 
 
 def open_prepared(directory: Path) -> Data:

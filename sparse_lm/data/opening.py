@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import re
+import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -95,6 +96,7 @@ def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
         return open_prepared(directory)
     except DataError as error:
         _log.info("preparing the source of Python's standard library (config.data.path is empty): %s", error)
+        shutil.rmtree(directory, ignore_errors=True)  # what is damaged
     try:
         prepare(
             directory,

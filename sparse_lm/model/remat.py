@@ -1,12 +1,11 @@
 """Chooses what the backward pass of a layer recomputes, by name.
 
-none            everything is saved.
-full            only the layer's input is saved.
-save_attention  also attention's result, so that everything but attention is recomputed.
-save_dots       also what the backward pass needs of the matrix products' results, queries and keys as
-                rotated, the hidden layer of FFNs, compressed where sparse, the residual between attention
-                and FFN, and the norms' statistics, from which the norms are recomputed; where a kernel
-                computes them, the norms themselves.
+none       everything is saved.
+full       only the layer's input is saved.
+save_dots  also attention's result, what the backward pass needs of the matrix products' results,
+           queries and keys as rotated, the hidden layer of FFNs, compressed where sparse, the residual
+           between attention and FFN, and the norms' statistics, from which the norms are recomputed;
+           where a kernel computes them, the norms themselves.
 
 Saving less can be faster, since what is saved is written and read once more.
 """
@@ -31,18 +30,11 @@ def _is_flash_attention(primitive, *_, **__) -> bool:
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
-_save_attention = _policies.save_from_both_policies(
-    _policies.save_only_these_names(ATTENTION_OUTPUT), _is_flash_attention
-)
+_results = _policies.save_from_both_policies(_policies.dots_with_no_batch_dims_saveable, _is_flash_attention)
+_named = _policies.save_only_these_names(ATTENTION_OUTPUT, RESIDUALS, ROTATED, SCALED, SAVED)
 POLICIES = {
     "full": _policies.nothing_saveable,
-    "save_attention": _save_attention,
-    "save_dots": _policies.save_from_both_policies(
-        _policies.dots_with_no_batch_dims_saveable,
-        _policies.save_from_both_policies(
-            _policies.save_only_these_names(RESIDUALS, ROTATED, SCALED, SAVED), _save_attention
-        ),
-    ),
+    "save_dots": _policies.save_from_both_policies(_results, _named),
 }
 
 

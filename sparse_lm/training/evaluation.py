@@ -26,7 +26,8 @@ class Evaluation:
     """Computes the held-out loss, each token's from it and its past alone (`Recipe.for_evaluation`).
 
     `bytes_per_token` int32[V] are the UTF-8 bytes that each token stands for. The program is compiled on its first use,
-    unless it was compiled before (`lower`).
+    unless it was compiled before (`lower`). It takes `batch_size` windows: a step's, or those of one of its
+    microbatches, whose memory is enough.
     """
 
     def __init__(
@@ -58,14 +59,16 @@ class Evaluation:
             out_shardings=layout.replicated if layout else None,
         )
         self._place = layout.place_batch if layout else jax.device_put
-        self._batch_size, self._bytes_per_token = config.batch_size, bytes_per_token
+        self.batch_size, self._bytes_per_token = config.batch_size // config.microbatches, bytes_per_token
 
     def lower(self, state: TrainState, windows: Array) -> Any:
-        """Lowers the program, as a step of training is lowered."""
-        return self._window_nats.lower(state.params, state.recipe_state, windows)
+        """Lowers the program, as a step of training is lowered, for windows placed as a step's are."""
+        sharding = windows.sharding if windows.committed else None
+        placed = jax.ShapeDtypeStruct((self.batch_size, *windows.shape[1:]), windows.dtype, sharding=sharding)
+        return self._window_nats.lower(state.params, state.recipe_state, placed)
 
     def __call__(self, params: llama.Params, recipe_state: Any, batches: Iterable[np.ndarray]) -> dict[str, float]:
-        """Evaluates batches int32[b, S + 1] of windows, b at most `config.batch_size`.
+        """Evaluates batches int32[b, S + 1] of windows, b at most `batch_size`.
 
         A window's first S tokens predict its last S. With a layout every process gives all batches, whole.
 
@@ -75,7 +78,7 @@ class Evaluation:
         """
         pending, tokens, text_bytes = [], 0, 0
         for windows in batches:
-            full = np.resize(windows, (self._batch_size, windows.shape[1]))  # a short batch repeats its windows
+            full = np.resize(windows, (self.batch_size, windows.shape[1]))  # a short batch repeats its windows
             pending.append((self._window_nats(params, recipe_state, self._place(full)), len(windows)))
             tokens += windows[:, 1:].size
             text_bytes += int(self._bytes_per_token[windows[:, 1:]].sum())

@@ -176,8 +176,8 @@ class Loop:
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
         """Evaluates the state after `step` on `data.eval_windows` held-out windows."""
         config = self.config
-        batches = heldout_batches(self.data, batch_size=config.batch_size, windows=config.data.eval_windows)
         evaluate = self.evaluations[config.phase_after(step + 1)]
+        batches = heldout_batches(self.data, batch_size=evaluate.batch_size, windows=config.data.eval_windows)
         self.log.progress.move(step + 1, "evaluating")
         results = evaluate(state.params, state.recipe_state, batches)
         self.log.summary.spent_on("evaluation")

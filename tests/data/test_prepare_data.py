@@ -123,7 +123,7 @@ def test_held_out_files_are_part_of_the_text_that_is_hashed_and_documents_in_ano
         assert "UTF-8" not in caplog.text
         heldout.write_bytes(text)
         options = dict(heldout_files=[str(heldout)], seq_len=8, vocab_size=300)
-        data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **options)
+        data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / str(len(hashes)), **options)
         hashes.add(data.info["corpus_sha256"])
     assert len(hashes) == 3
     assert "1 of 31 documents have bytes that are not UTF-8" in caplog.text
@@ -134,47 +134,21 @@ def test_text_of_less_than_a_window_is_pointed_out(files, tmp_path, caplog):
     options = dict(heldout_files=[str(heldout)], seq_len=8, vocab_size=300)
     for text, said in (("one text", []), ("a", ["the held-out text has 2 tokens: a window of 8 repeats them"])):
         heldout.write_text(text)
-        prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **options)
+        prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / f"of {text}", **options)
         assert [record.getMessage().partition(",")[0] for record in caplog.records if "repeats" in record.msg] == said
 
 
-def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_no_source(files, tmp_path, monkeypatch):
+def test_data_appear_where_a_link_leads_replace_nothing_and_are_no_source(files, tmp_path):
     target, link = tmp_path / "disk" / "data", tmp_path / "out"
     link.symlink_to(target)
     prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], vocab_size=300)
-    for seq_len in (8, 16):
-        assert prepare(link, seq_len=seq_len).seq_len == seq_len
-        assert link.readlink() == target
+    assert prepare(link, seq_len=8).directory == link and link.readlink() == target
     assert {path.name for path in target.parent.iterdir()} == {"data"}
-    with pytest.raises(OutputError, match="exists and is not prepared data"):
-        prepare(files, seq_len=8)
+    with pytest.raises(OutputError, match=rf"^--output={link}: must be a new or an empty directory"):
+        prepare(link, seq_len=16)
     with pytest.raises(DataError, match=rf"^{target} has no feature 'text', a string a record, but tokens"):
         prepare_data.prepare_files([], tmp_path / "again", seq_len=8, tfds=str(target))
-    (target / "more.txt").write_text("text of the user")
-    with pytest.raises(OutputError, match=rf"^--output={link}: would be replaced, but 'more.txt' in it is no prepared"):
-        prepare(link, seq_len=8)
-    assert (target / "more.txt").exists() and open_prepared(target).seq_len == 16
-    monkeypatch.chdir(target)
-    with pytest.raises(OutputError, match=rf"^--output={target}: is a mount point or the current directory: name"):
-        prepare(Path("."), seq_len=8)
-
-
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
-def test_data_stay_where_what_replaces_them_cannot_take_their_place(files, tmp_path, monkeypatch, error):
-    output, rename = tmp_path / "out" / "data", Path.rename
-
-    def rename_or_fail(path: Path, target: Path) -> Path:
-        if target == output and path.name == "complete":
-            raise error
-        return rename(path, target)
-
-    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], output, vocab_size=300)
-    prepare(seq_len=8)
-    monkeypatch.setattr(Path, "rename", rename_or_fail)
-    with pytest.raises((OutputError, KeyboardInterrupt)):
-        prepare(seq_len=16)
-    assert open_prepared(output).seq_len == 8
-    assert list(output.parent.iterdir()) == [output]
+    assert open_prepared(target).seq_len == 8
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_remat_policies_change_what_is_recomputed():
         gradient = jax.grad(functools.partial(loss, graphdef))
         traced = equations(jax.make_jaxpr(gradient)(params, tokens).jaxpr)
         products[name] = sum(equation.primitive.name == "dot_general" for equation in traced)
-    assert products["none"] < products["save_dots"] < products["save_attention"] < products["full"]
+    assert products["none"] < products["save_dots"] < products["full"]
 
 
 def test_the_gradient_of_the_embedding_is_scattered_in_float32():

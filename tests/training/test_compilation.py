@@ -78,9 +78,9 @@ def test_programs_compile_side_by_side_and_an_error_is_raised_once_all_have_ende
         assert ended == ["dense"]
 
 
-@pytest.mark.parametrize("mesh", [{}, {"mesh.data": 4, "mesh.fsdp": 2, "batch_size": 8}])
-def test_an_evaluation_that_was_compiled_ahead_compiles_nothing(mesh, caplog):
-    config = small.config("slices", **mesh)
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"mesh.data": 4, "mesh.fsdp": 2, "batch_size": 8}])
+def test_an_evaluation_that_was_compiled_ahead_compiles_nothing_and_takes_a_microbatch(options, caplog):
+    config = small.config("slices", **options)
     trainer, _ = small.compiled(config)
     layout, windows = trainer.layout, np.asarray(small.windows(config))
     state, bytes_per_token = trainer.init(), np.ones(config.model.vocab_size, np.int32)
@@ -89,5 +89,5 @@ def test_an_evaluation_that_was_compiled_ahead_compiles_nothing(mesh, caplog):
         evaluation.lower(state, (layout.place_rows if layout else jax.device_put)(windows)).compile()
         assert any(message.startswith("Compiling") for message in caplog.messages)
         caplog.clear()
-        evaluation(state.params, state.recipe_state, [windows])
+        evaluation(state.params, state.recipe_state, [windows[: config.batch_size // config.microbatches]])
     assert not [message for message in caplog.messages if message.startswith("Compiling")]
