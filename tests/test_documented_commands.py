@@ -35,10 +35,12 @@ COMMANDS += MEASURE_AGAIN.values()
 PARSE_ONLY = """
 import jax.experimental.pallas.mosaic_gpu
 import matplotlib.pyplot
+import scipy.stats
 from absl import app, flags
+from experiments import reproduce
 from experiments.bench import layers, step_parts
 from experiments.kernels import operands
-from experiments.quality import controls, suites
+from experiments.quality import controls, overview, suites, time_ratio
 from sparse_lm import evaluate, export, prepare_data, report, train
 from sparse_lm.config import parse, to_dict
 

@@ -137,7 +137,7 @@ class SparseVenom:
 
 
 class HiddenStats(NamedTuple):
-    """Statistics of Y = relu(H)^2 that selection saw, f32 scalars."""
+    """Statistics of a hidden layer Y that selection saw, f32 scalars."""
 
     nonzeros: Array  # entries of Y that are not zero
     energy: Array  # sum of Y^2

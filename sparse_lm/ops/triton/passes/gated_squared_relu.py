@@ -1,4 +1,4 @@
-"""Computes the 2:4 form of Y = relu(G)^2 U, and its gradients: XLA's around `sparsify_24`, which refuses for both."""
+"""Computes the 2:4 form of Y = relu(G)^2 U and hidden layers' gradients: XLA's around `sparsify_24`, which refuses."""
 
 from __future__ import annotations
 
