@@ -31,10 +31,14 @@ def new_directory(output: Path) -> Path:
     """Returns where to write a directory that must be new or empty: `output`, or what a link leads to.
 
     Raises:
-      OutputError: something is there.
+      OutputError: something is there, or what is there cannot be read.
     """
-    place = output.resolve()
-    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+    try:
+        place = output.resolve()
+        is_taken = place.exists() and not (place.is_dir() and not any(place.iterdir()))
+    except (OSError, RuntimeError) as error:  # the second of links that lead to each other
+        raise OutputError(output, f"cannot be written: {error}") from error
+    if is_taken:
         raise OutputError(output, "must be a new or an empty directory")
     return place
 

@@ -149,6 +149,10 @@ def test_data_appear_where_a_link_leads_replace_nothing_and_are_no_source(files,
     with pytest.raises(DataError, match=rf"^{target} has no feature 'text', a string a record, but tokens"):
         prepare_data.prepare_files([], tmp_path / "again", seq_len=8, tfds=str(target))
     assert open_prepared(target).seq_len == 8
+    target.rename(tmp_path / "elsewhere")
+    target.symlink_to(link)
+    with pytest.raises(OutputError, match=rf"^--output={link}: cannot be written: .*loop"):
+        prepare(link, seq_len=8)
 
 
 @pytest.mark.parametrize(
