@@ -103,11 +103,13 @@ def test_page_has_what_was_logged_by_tokens_and_by_time(tmp_path):
     np.testing.assert_allclose([shape["x0"], shape["x1"]], (7 + 3 * np.array([10.5, 20.5])) / 60)
 
 
-def test_layers_that_stay_dense_have_no_part_in_the_load_of_experts(tmp_path):
-    written = [line | {"expert_load": [[0.0, 0.0], [0.25, 0.75], [0.5, 0.5]]} for line in lines(2, sparse=(0, 2))]
-    found, _ = curves(make_run(tmp_path / "a_run", written))
-    ((_, _, load),) = found["load of the busiest expert (1: even)"]
-    np.testing.assert_allclose(load, (1.5 + 1) / 2)
+def test_layers_that_stay_dense_have_no_part_in_means(tmp_path):
+    logged = {"expert_load": [[0.0, 0.0], [0.25, 0.75], [0.5, 0.5]], "flip_rate": [0.0, 0.1, 0.3]}
+    written, config = [line | logged for line in lines(2, sparse=(0, 2))], {"sparsity": {"dense_layers": 1}}
+    found, _ = curves(make_run(tmp_path / "a_run", written, config=config))
+    for name, mean in (("load of the busiest expert (1: even)", (1.5 + 1) / 2), ("flip rate of 2:4 weights", 0.2)):
+        ((_, _, numbers),) = found[name]
+        np.testing.assert_allclose(numbers, mean)
 
 
 def test_several_runs_that_disagree_in_their_phases(tmp_path):

@@ -31,16 +31,18 @@ class Run:
     config: Mapping[str, Any]  # of config.json, by flattened key
 
     def numbers(self, key: str) -> np.ndarray:
-        """Returns f64[lines]: a number by line, the mean over layers where each has one; NaN where it is not finite.
+        """Returns f64[lines]: a number by line; NaN where it is not finite.
 
-        "expert_load" is that of the busiest expert, as a multiple of an even load. Layers that stay dense have
-        zeros, and are left out.
+        Where each layer has one it is the mean over those that do not stay dense. "expert_load" is that of the busiest
+        expert, as a multiple of an even load.
         """
 
         def number(value: Any) -> float:
             array = np.array(np.nan if value is None else value, dtype=float)
+            if array.ndim:
+                array = array[self.config.get("sparsity.dense_layers", 0) :]
             if key == "expert_load" and array.ndim == 2:
-                array = array[array.any(axis=1)].max(axis=1) * array.shape[1]
+                array = array.max(axis=1) * array.shape[1]
             return float(array.mean())
 
         return np.array([number(line.get(key)) for line in self.lines])
