@@ -28,19 +28,21 @@ def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike, 
 
 
 def new_directory(output: Path) -> Path:
-    """Returns where to write a directory that must be new or empty: `output`, or what a link leads to.
+    """Returns where to write a directory that is to appear by one rename: `output`, or what a link leads to.
 
     Raises:
-      OutputError: something is there, or what is there cannot be read.
+      OutputError: something is there that is no empty directory, or that a rename cannot or must not replace.
     """
     try:
         place = output.resolve()
-        is_taken = place.exists() and not (place.is_dir() and not any(place.iterdir()))
-    except (OSError, RuntimeError) as error:  # the second of links that lead to each other
+        is_free = place.is_dir() and not (any(place.iterdir()) or place.is_mount() or place == Path.cwd())
+        if is_free or not os.path.lexists(place):
+            return place
+    except RuntimeError:  # of links that lead to each other
+        pass
+    except OSError as error:
         raise OutputError(output, f"cannot be written: {error}") from error
-    if is_taken:
-        raise OutputError(output, "must be a new or an empty directory")
-    return place
+    raise OutputError(output, "must be a new or an empty directory, no mount point and not the current one")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,6 @@ python3 -m pip install --quiet --no-index --find-links="$folder/wheels" -r requi
 packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 files=(--files="$packages/**/*.py")
 [[ ! -e "$folder/more_text" ]] || files+=(--files="$folder/more_text/*")
-python3 -m sparse_lm.prepare_data "${files[@]}" --vocab_size=16384 --seq_len=1024 --output="$data/python"
-python3 -m sparse_lm.prepare_data --files="$folder/other_text/*" --tokenizer="$data/python/tokenizer.json" --seq_len=1024 \
-  --output="$data/other"
+[[ -e "$data/python" ]] || python3 -m sparse_lm.prepare_data "${files[@]}" --vocab_size=16384 --seq_len=1024 --output="$data/python"
+[[ -e "$data/other" ]] || python3 -m sparse_lm.prepare_data --files="$folder/other_text/*" --seq_len=1024 \
+  --tokenizer="$data/python/tokenizer.json" --output="$data/other"

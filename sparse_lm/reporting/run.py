@@ -33,16 +33,16 @@ class Run:
     def numbers(self, key: str) -> np.ndarray:
         """Returns f64[lines]: a number by line; NaN where it is not finite.
 
-        Where each layer has one it is the mean over those that do not stay dense. "expert_load" is that of the busiest
-        expert, as a multiple of an even load.
+        Where each layer has one it is the mean, of 2:4 weights over layers that do not stay dense. "expert_load" is
+        that of the busiest expert, as a multiple of an even load; layers without one have zeros, and are left out.
         """
 
         def number(value: Any) -> float:
             array = np.array(np.nan if value is None else value, dtype=float)
-            if array.ndim:
+            if array.ndim == 1 and key in ("flip_rate", "kept_weight_energy"):
                 array = array[self.config.get("sparsity.dense_layers", 0) :]
             if key == "expert_load" and array.ndim == 2:
-                array = array.max(axis=1) * array.shape[1]
+                array = array[array.any(axis=1)].max(axis=1) * array.shape[1]
             return float(array.mean())
 
         return np.array([number(line.get(key)) for line in self.lines])
