@@ -85,8 +85,6 @@ def evaluate(
         if data is None or error.key != "data.path":
             raise
         raise DataError(f"--data={data}: {error.allowed}") from error
-    of_device = config.batch_size * config.microbatches // config.parts
-    config = dataclasses.replace(config, batch_size=of_device)
     evaluation = Evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
     batches = heldout_batches(opened, batch_size=evaluation.batch_size, windows=windows)
     return {"step": step, **evaluation(params, recipe_state, batches)}

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from sparse_lm import entry_point
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.errors import OutputError
-from sparse_lm.files import new_directory
+from sparse_lm.files import free_place
 from sparse_lm.interop.hf_config import check_has_architecture
 from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.interop.model_card import model_card
@@ -77,7 +77,7 @@ def export(
 def _new_directory(output: Path) -> Iterator[Path]:
     """Gives a directory to write, which takes the place of `output`, or of what a link leads to, once it is whole."""
     try:
-        place = new_directory(output)
+        place = free_place(output)
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as partial:
             directory = Path(partial, "model")

@@ -27,7 +27,7 @@ def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike, 
         raise refusal(path, f"{file} cannot be written: {error.strerror or error}".lstrip()) from error
 
 
-def new_directory(output: Path) -> Path:
+def free_place(output: Path) -> Path:
     """Returns where to write a directory that is to appear by one rename: `output`, or what a link leads to.
 
     Raises:

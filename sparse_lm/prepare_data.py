@@ -30,7 +30,7 @@ from sparse_lm.data.tfds_corpus import open_splits
 from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 from sparse_lm.data.workers import available_cores
 from sparse_lm.errors import DataError, OutputError
-from sparse_lm.files import new_directory, writing
+from sparse_lm.files import free_place, writing
 from sparse_lm.progress import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
@@ -63,7 +63,7 @@ def prepare_files(
         raise DataError(f"--text_field={text_field} is for --files: of a TFDS directory `text` is read")
     if not tfds and not files:
         raise DataError("no text: name it with --files or --tfds")
-    directory = new_directory(output)
+    directory = free_place(output)
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if tfds:
         corpus, heldout = open_splits(Path(tfds).absolute())

@@ -26,8 +26,8 @@ class Evaluation:
     """Computes the held-out loss, each token's from it and its past alone (`Recipe.for_evaluation`).
 
     `bytes_per_token` int32[V] are the UTF-8 bytes that each token stands for. The program is compiled on its first use,
-    unless it was compiled before (`lower`). It takes `batch_size` windows: a step's, or those of one of its
-    microbatches, whose memory is enough.
+    unless it was compiled before (`lower`). It takes `batch_size` windows, on each device as many as a step has in one
+    of its parts: more could need more memory than training. Without a layout there is one device.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Evaluation:
             out_shardings=layout.replicated if layout else None,
         )
         self._place = layout.place_batch if layout else jax.device_put
-        self.batch_size, self._bytes_per_token = config.batch_size // config.microbatches, bytes_per_token
+        self.batch_size = config.batch_size // (config.microbatches if layout else config.parts)
+        self._bytes_per_token = bytes_per_token
 
     def lower(self, state: TrainState, windows: Array) -> Any:
         """Lowers the program, as a step of training is lowered, for windows placed as a step's are."""

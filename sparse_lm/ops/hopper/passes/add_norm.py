@@ -183,5 +183,5 @@ def _by_row(
 
 
 def _blocks(bytes_of_row: int) -> int:
-    """Counts the blocks for whose gradient's kernel a multiprocessor has shared memory, and so registers."""
+    """Counts the blocks of the gradient's kernel that fit a multiprocessor's shared memory, and so its registers."""
     return max(1, min(_BLOCKS, _SHARED_MEMORY // (3 * _STAGES * bytes_of_row)))
