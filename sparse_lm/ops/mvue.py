@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -20,8 +17,9 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
     lesser of half the group's magnitudes and of what they add up to without the largest, p = min(|x| / h, 1) and
     x / p = sign(x) max(|x|, h): no division, and of a group with at most two non-zeros these, exactly.
 
-    The draw is systematic (Madow, 1949): the members lie one after the other on a line, each min(|x|, h) long, and
-    are drawn where they cover a random point of the first h or the point h further on.
+    The draw is systematic (Madow, 1949): the members lie one after the other on a line, each min(|x|, h) long and 2 h
+    together, and are drawn where they cover a random point of the first h or the point h further on. Before these two
+    nothing longer than h has ended, so that edges are sums of |x| from the nearer end.
 
     The point has 16 random bits, so that p is right to within 2^-16, and the expectation of x / p to within 2^-16 h. A
     member below 2^-17 h is never drawn where it lies at an end of the line, such as the first of its group.
@@ -34,29 +32,30 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
     """
     a, b, c, d = (jnp.abs(x) for x in members)
     ab, cd = a + b, c + d
-    total = jnp.where(ab + cd < jnp.inf, ab + cd, jnp.nan)
-    half = functools.reduce(jnp.minimum, (total * 0.5, b + cd, a + cd, d + ab, c + ab))  # sums without cancellation
-    length = jnp.where(half > 0, half, total)  # only one that is not zero
-    edges = list(itertools.accumulate(jnp.minimum(size, length) for size in (a, b, c)))
+    without_largest = jnp.minimum(jnp.minimum(a, b) + cd, jnp.minimum(c, d) + ab)  # a sum, without cancellation
+    half = jnp.minimum((ab + cd) * 0.5, without_largest)
 
-    point, second_point = uniform * length, (1 + uniform) * length
-    past_a, past_b = point > edges[0], point > edges[1]
+    point, from_the_end = uniform * half, (1 - uniform) * half
+    past_a, past_b = point > a, point > ab
     first = jnp.where(past_b, jnp.uint32(2), jnp.where(past_a, jnp.uint32(1), jnp.uint32(0)))
-    past_b, past_c = (second_point > edges[1]) | past_a, (second_point > edges[2]) | past_b  # rounding draws none twice
-    second = jnp.where(past_c, jnp.uint32(3), jnp.where(past_b, jnp.uint32(2), jnp.uint32(1)))
+    in_cd, in_d = (from_the_end < cd) | past_a, (from_the_end < d) | past_b  # rounding draws none twice
+    second = jnp.where(in_d, jnp.uint32(3), jnp.where(in_cd, jnp.uint32(2), jnp.uint32(1)))
     return first, second, [jnp.copysign(jnp.maximum(jnp.abs(x), half), x) for x in members]
 
 
 def uniform_of_groups(key: Array, shape: tuple[int, ...], axis: int) -> Array:
     """Makes a random number between 0 and 1, neither of them reached, for each group of a matrix.
 
-    `shape` is that of the members, as `select.split_groups` gives them along the axis, -1 or 0. Groups come in pairs,
-    which share a word of `jax.random.bits`, the first its lower half. The numbers are float32, multiples of 2^-17.
+    `shape` is that of the members, as `select.split_groups` gives them along the axis, -1 or 0. Four groups share the
+    64 bits of a key of `jax.random.split`, from the lower half of its first word to the upper half of its second. The
+    numbers are float32, multiples of 2^-17.
     """
     groups, others = shape if axis == 0 else shape[::-1]
-    words = jax.random.bits(key, (groups // 2, others) if axis == 0 else (others, groups // 2))
-    halves = jnp.stack([words & 0xFFFF, words >> 16], axis=1 if axis == 0 else -1)
-    return (halves.reshape(shape).astype(jnp.float32) + 0.5) / 2**16
+    keys = jax.random.split(key, (groups // 4, others) if axis == 0 else (others, groups // 4))
+    words = jax.random.key_data(keys)[..., :2, None]
+    halves = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1).reshape(*keys.shape, 4)
+    in_order = jnp.moveaxis(halves, -1, 1) if axis == 0 else halves
+    return (in_order.reshape(shape).astype(jnp.float32) + 0.5) / 2**16
 
 
 def threefry_key(key: Array) -> Array:

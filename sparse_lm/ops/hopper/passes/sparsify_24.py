@@ -99,11 +99,8 @@ def _above_one(key: tuple[Number, Number], tile: Tile, shape: tuple[int, int], t
     rows = []
     for half in HALVES:
         row = tile.row * TILE + tile.thread.row + 8 * half
-        rows.append([])
-        for first in range(0, THREAD_COLUMNS, 8):
-            pair = (column >> 3) + first // 8
-            number = pair * shape[1] + row if transposed else row * (shape[1] // 8) + pair
-            rows[-1] += mvue.uniform_above_one(mvue.random_bits(key, number))
+        number = (column >> 4) * shape[1] + row if transposed else row * (shape[1] // 16) + (column >> 4)
+        rows.append(mvue.uniform_above_one(key, number))
     return rows
 
 

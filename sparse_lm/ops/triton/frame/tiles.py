@@ -44,7 +44,7 @@ def rows_layout(numbers, threads, warps, axis=1):
 TILE_LAYOUT = gl.constexpr(tile_layout(TILE))
 PAIRS_LAYOUT = gl.constexpr(tile_layout(TILE // 2))  # of 16-bit floats in words, or of survivors, two a group
 GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 4))  # of one number a group
-PAIRED_GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 8))  # of one number for two groups
+FOUR_GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 16))  # of one number for four groups
 WORDS_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))
 
 

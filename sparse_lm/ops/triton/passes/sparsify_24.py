@@ -58,12 +58,12 @@ def sparsify_24_kernel(
     else:
         tile = tiles.load_tile(x, row_tile, k_tile, ROWS, COLUMNS, tiles.TILE_LAYOUT)
     if METHOD == "mvue":
-        row = row_tile * _TILE + tiles.indices(_TILE, tiles.PAIRED_GROUPS_LAYOUT, 0)
+        row = row_tile * _TILE + tiles.indices(_TILE, tiles.FOUR_GROUPS_LAYOUT, 0)
         if TRANSPOSED:
             PADDED_COLUMNS: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE * _TILE
             above_one = mvue.uniform_above_one(key, row, k_tile, 1, PADDED_COLUMNS)
         else:
-            above_one = mvue.uniform_above_one(key, row, k_tile, K_TILES * tiles.GROUPS // 2, 1)
+            above_one = mvue.uniform_above_one(key, row, k_tile, K_TILES * tiles.GROUPS // 4, 1)
         low, high, nibble = mvue.sample_two(*members(tile), above_one)
     else:
         low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")

@@ -82,7 +82,7 @@ def squared_relu_gradients_kernel(
 
     above_one = None
     if DRAW:
-        row = tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, tiles.PAIRED_GROUPS_LAYOUT))
+        row = tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, tiles.FOUR_GROUPS_LAYOUT))
         above_one = mvue.uniform_above_one(key, row[:, None], row_tile, 1, TILES * _TILE)
     dh_kept, dh_nibble = _keep_along_tokens(both, above_one, _DH, dtype)
     y_kept, y_nibble = _keep_along_tokens(both, above_one, _Y, dtype)
