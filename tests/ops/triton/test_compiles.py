@@ -105,7 +105,7 @@ def _sparsify(x, key, method, *, transposed=False, **shape):
 
 
 def _gradients(dtype):
-    constants = dict(ROWS=T, COLUMNS=F, DRAW=True)
+    constants = dict(ROWS=T, COLUMNS=F)
     types = dtype, dtype, "*i32", "*i32", dtype, *(dtype, "*i32") * 2, "*fp32"
     return gradients.squared_relu_gradients_kernel, types, constants
 

@@ -164,34 +164,22 @@ def shape_of(ref: ir.Value) -> list[int]:
 
 def load_vectors(x: ir.Value, start: Number, count: int) -> list[Number]:
     """Loads `count` neighbours of global memory, 16 bytes at a time; `start` is 64 bits wide."""
-    lanes = vector_lanes(element_of(x))
-    pointers = (global_memory(x).at(start + first) for first in range(0, count, lanes))
-    return [number for pointer in pointers for number in load_vector(pointer, element_of(x))]
-
-
-def store_vectors(x: ir.Value, start: Number, values: Sequence[Number]) -> None:
-    """Stores float32 to neighbours of global memory, rounded to their dtype, 16 bytes at a time."""
-    element = element_of(x)
-    lanes = vector_lanes(element)
-    values = [value if value.type == element else arith.truncf(element, value) for value in values]
-    for first in range(0, len(values), lanes):
-        store_vector(global_memory(x).at(start + first), values[first : first + lanes])
+    return [number for pointer in _pointers(x, start, count) for number in load_vector(pointer, element_of(x))]
 
 
 def load_words(x: ir.Value, start: Number, count: int) -> list[Number]:
     """Loads `count` neighbouring words of a matrix of 16-bit elements, from element `start`, 16 bytes at a time."""
-    return [word for pointer in _vector_pointers(x, start, count) for word in load_vector(pointer, i32_type())]
+    return [word for pointer in _pointers(x, start, 2 * count) for word in load_vector(pointer, i32_type())]
 
 
 def store_words(x: ir.Value, start: Number, words: Sequence[Number]) -> None:
     """Stores neighbouring words of a matrix of 16-bit elements, 16 bytes at a time."""
-    for number, pointer in enumerate(_vector_pointers(x, start, len(words))):
+    for number, pointer in enumerate(_pointers(x, start, 2 * len(words))):
         store_vector(pointer, words[4 * number : 4 * number + 4])
 
 
-def _vector_pointers(x: ir.Value, start: Number, words: int) -> list[ir.Value]:
-    firsts = (start + 2 * word for word in range(0, words, 4))
-    return [global_memory(x).at(first) for first in firsts]
+def _pointers(x: ir.Value, start: Number, count: int) -> list[ir.Value]:
+    return [global_memory(x).at(start + first) for first in range(0, count, vector_lanes(element_of(x)))]
 
 
 def load_vector(pointer: ir.Value, element: ir.Type) -> list[Number]:

@@ -22,7 +22,6 @@ from sparse_lm.ops.formats import TILE
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
-from sparse_lm.ops.hopper.frame.two_of_four import Pair
 
 THREAD_COLUMNS = 16  # columns of a row that a thread holds: four groups
 HALVES = range(2)  # of a thread's rows
@@ -64,11 +63,6 @@ class Tile:
         """Loads both rows' columns of a matrix in global memory."""
         return [emit.load_vectors(x, self.start(half, emit.shape_of(x)[1]), THREAD_COLUMNS) for half in HALVES]
 
-    def store(self, x: ir.Value, rows: Sequence[Sequence[Number]]) -> None:
-        """Stores both rows' columns, rounded to the matrix's dtype."""
-        for half, row in zip(HALVES, rows, strict=True):
-            emit.store_vectors(x, self.start(half, emit.shape_of(x)[1]), row)
-
     def load_words(self, x: ir.Value) -> list[list[Number]]:
         """Loads both rows' columns of a matrix of 16-bit elements, eight words each."""
         return [emit.load_words(x, self.start(half, emit.shape_of(x)[1]), THREAD_COLUMNS // 2) for half in HALVES]
@@ -86,14 +80,9 @@ class Tile:
         for half, words in zip(HALVES, rows, strict=True):
             emit.store_words(values, self._start_of_pairs(half, values), words)
 
-    def store_24(self, values: ir.Value, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
-        """Stores both rows' survivors, rounded to the dtype of the values, and their metadata."""
-        if isinstance(rows[0][0], PackedPair):
-            self.store_packed(values, [[pair.values for pair in pairs] for pairs in rows])
-        else:
-            for half, pairs in zip(HALVES, rows, strict=True):
-                kept = [survivor for pair in pairs for survivor in (pair.low, pair.high)]
-                emit.store_vectors(values, self._start_of_pairs(half, values), kept)
+    def store_24(self, values: ir.Value, metadata: ir.Value, rows: Sequence[Sequence[PackedPair]]) -> None:
+        """Stores both rows' survivors and their metadata."""
+        self.store_packed(values, [[pair.values for pair in pairs] for pairs in rows])
         word = _joined([pair for pairs in rows for pair in pairs])
         index = self._index_of_word(metadata)
         emit.global_memory(metadata).store(index, word)
@@ -121,26 +110,20 @@ def run_by_tile(
     *,
     name: str,
     scratch: Sequence[Any] = (),
-    read: Callable[..., Sequence[Array]] = lambda row, *refs: (),
 ) -> Sequence[Array]:
     """Runs a kernel whose blocks are one warpgroup and take a tile of 64 x 64 each.
 
     Args:
       body: emits what a thread does, from its part of the tile, and references to operands, outputs and scratch.
       tiles: how many there are along rows and along columns.
-      read: from the tile's row and the references, int32 or float32 numbers that `body` is given after these.
     """
 
     def kernel(*refs):
-        row, column = lax.axis_index("row"), lax.axis_index("column")
-        numbers = read(row, *refs)
+        @plgpu.inline_mgpu(arg_types=(SCALAR, SCALAR, *(plgpu.RefType(),) * len(refs)))
+        def inline(_, row, column, *refs):
+            body(Tile(Thread.current(), emit.scalar(row), emit.scalar(column)), *refs)
 
-        @plgpu.inline_mgpu(arg_types=(SCALAR, SCALAR, *(plgpu.RefType(),) * len(refs), *(SCALAR,) * len(numbers)))
-        def inline(_, row, column, *args):
-            tile = Tile(Thread.current(), emit.scalar(row), emit.scalar(column))
-            body(tile, *args[: len(refs)], *map(emit.scalar, args[len(refs) :]))
-
-        inline(row, column, *refs, *numbers)
+        inline(lax.axis_index("row"), lax.axis_index("column"), *refs)
 
     return plgpu.kernel(
         kernel,
@@ -199,7 +182,7 @@ def store_thread_columns(
         emit.store_if(condition, metadata_pointer, [arith.trunci(i16, _joined(pairs))])
 
 
-def _joined(pairs: Sequence[Pair | PackedPair]) -> Number:
+def _joined(pairs: Sequence[PackedPair]) -> Number:
     """Joins metadata of up to eight groups to a word."""
     word = emit.i32(0)
     for group, pair in enumerate(pairs):

@@ -12,20 +12,20 @@ Numerics: those of the reference bit for bit; `sparse_lm.ops.select` has the rul
 from __future__ import annotations
 
 import jax
-import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxlib.mlir import ir
 
 from sparse_lm.ops.checks import check_multiples, check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, Sparse24, types_24
-from sparse_lm.ops.hopper.frame import mvue
+from sparse_lm.ops.hopper.frame import emit, mvue, packed_24
 from sparse_lm.ops.hopper.frame.emit import Number, shared_memory, widen
+from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, copy_tile, run_by_tile
-from sparse_lm.ops.hopper.frame.two_of_four import Pair, groups_of_four, two_of_four
+from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, two_of_four
 from sparse_lm.ops.mvue import threefry_key
 
 
@@ -63,10 +63,12 @@ def _call(
     """
     rows, columns = x.shape[::-1] if transposed else x.shape
     row_tiles = rows // TILE
+    sharing = -(-row_tiles // scale.shape[0])  # tiles of rows with one scale
     out_type = [*types_24(rows, columns, dtype), *[jax.ShapeDtypeStruct((rows, columns), dtype)] * dense]
 
-    def sparsify_tile(tile, x_gmem, _, key_gmem, values_gmem, metadata_gmem, *rest):
-        *dense_gmem, tile_smem, factor = rest
+    def sparsify_tile(tile, x_gmem, scale_gmem, key_gmem, values_gmem, metadata_gmem, *rest):
+        (*dense_gmem, tile_smem), element = rest, emit.element_of(values_gmem)
+        factor = emit.global_memory(scale_gmem).load(tile.row // sharing)
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
         grouped = [groups_of_four(widen(run)) for run in runs]
         if method == "mvue":
@@ -74,13 +76,13 @@ def _call(
             pairs = [map(mvue.sample_two, *row) for row in zip(grouped, above_one, strict=True)]
         else:
             pairs = [[two_of_four(four, method) for four in row] for row in grouped]
-        pairs = [[Pair(low * factor, high * factor, nibble) for low, high, nibble in row] for row in pairs]
-        tile.store_24(values_gmem, metadata_gmem, pairs)
+        pairs = [[pair._replace(low=pair.low * factor, high=pair.high * factor) for pair in row] for row in pairs]
+        packed = [[PackedPair(packed_24.pack(*pair[:2], element), pair.nibble) for pair in row] for row in pairs]
+        tile.store_24(values_gmem, metadata_gmem, packed)
         for ref in dense_gmem:
-            tile.store(ref, [[member for pair in row for member in pair.spread()] for row in pairs])
-
-    def read_factor(row, _, scale_gmem, *rest):
-        return [scale_gmem[lax.div(row, pl.cdiv(row_tiles, scale.shape[0]))]]
+            for half, row in zip(HALVES, pairs, strict=True):
+                spread = [packed_24.pack(*pair.spread()[i : i + 2], element) for pair in row for i in (0, 2)]
+                emit.store_words(ref, tile.start(half, columns), spread)
 
     return run_by_tile(
         sparsify_tile,
@@ -88,7 +90,6 @@ def _call(
         out_type,
         (row_tiles, columns // TILE),
         scratch=[plgpu.SMEM((TILE, SHARED_STRIDE) if transposed else (1, 1), x.dtype)],
-        read=read_factor,
         name="sparsify_24",
     )
 

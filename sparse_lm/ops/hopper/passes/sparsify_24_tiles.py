@@ -20,10 +20,10 @@ from jaxlib.mlir.dialects import arith, llvm
 from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24, types_24
-from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame import emit, packed_24
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
+from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, copy_tile, run_by_tile
-from sparse_lm.ops.hopper.frame.two_of_four import Pair
 
 _ACROSS = TILE // 4  # tiles of 4 x 4
 
@@ -43,7 +43,7 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
         mgpu_utils.warpgroup_barrier()
         tile_t = Tile(tile.thread, tile.column, tile.row)
         for form, out, words, transposed in ((tile, values, metadata, False), (tile_t, values_t, metadata_t, True)):
-            pairs = [_survivors(tile_smem, masks_smem, tile, half, transposed) for half in HALVES]
+            pairs = [_survivors(tile_smem, masks_smem, tile, half, transposed, emit.element_of(out)) for half in HALVES]
             form.store_24(out, words, pairs)
 
     values, metadata, values_t, metadata_t = run_by_tile(
@@ -77,7 +77,9 @@ def _load_mask(mask: ir.Value, tile: Tile, place: Number) -> Number:
     return bits
 
 
-def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int, transposed: bool) -> list[Pair]:
+def _survivors(
+    tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int, transposed: bool, element: ir.Type
+) -> list[PackedPair]:
     """Selects from the 16 entries of one of the thread's rows; or, `transposed`, of its column of that number."""
     line = tile.thread.row + 8 * half
     pairs = []
@@ -103,5 +105,5 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int,
             is_kept = arith.trunci(ir.IntegerType.get_signless(1), mask >> position)
             return emit.select(is_kept, entry, emit.f32(0.0))
 
-        pairs.append(Pair(survivor(nibble & 3), survivor(nibble >> 2), nibble))
+        pairs.append(PackedPair(packed_24.pack(survivor(nibble & 3), survivor(nibble >> 2), element), nibble))
     return pairs

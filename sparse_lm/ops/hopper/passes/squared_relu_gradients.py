@@ -24,7 +24,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
-from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, row_sums, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
@@ -48,7 +47,7 @@ def squared_relu_gradients(
     contiguous, not four of each m; and a key of another generator than JAX's default one.
     """
     check_hidden_dtype(dy.dtype, y.dtype)
-    padded, columns, tile_neurons = pad_to_tiles(dy), (), TILE
+    padded, columns, tile_neurons = pad_to(dy, (y.values.shape[0], 2 * y.values.shape[1])), (), TILE
     keys = () if key is None else (threefry_key(key),)
     if isinstance(y, SparseVenom):
         if y.contiguous > 1:
@@ -56,7 +55,6 @@ def squared_relu_gradients(
         # A block's tile has 64 columns, four of each m of so many neurons.
         columns, tile_neurons = (y.columns,), TILE // 4 * y.m
         check_multiples({"v": (y.v, TILE), "m": (y.m, 4), "F": (y.shape[1], tile_neurons)})
-        padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
     tokens, kept = padded.shape
     factors = () if factor is None else (pad_to(factor, (tokens, 1)),)
     tiles = tokens // TILE, kept // TILE
@@ -172,15 +170,14 @@ def _select_along_tokens(tokens: list[Number]) -> tuple[list[PackedPair], list[P
 def _scatter_rows(outs, rows: list[Number], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Stores both columns' pairs in the rows of their neurons, and empty rows for the neurons that are not kept."""
 
-    def store_row(values, metadata, neuron, pairs, condition):
+    def store_row(values, metadata, neuron, pairs, condition=None):
         """Stores a thread's 16 tokens of one neuron."""
         store_thread_columns(values, metadata, neuron, tile.row * TILE + tile.thread.column, pairs, condition)
 
     nothing = [PackedPair(emit.i32(0), emit.i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
-    always = emit.true()
     for half in HALVES:
         for pairs, values, metadata in outs:
-            store_row(values, metadata, rows[half], pairs[half], always)
+            store_row(values, metadata, rows[half], pairs[half])
         for first in range(0, tile_neurons, TILE):
             index = tile.thread.row + (8 * half + first)
             is_empty = emit.shared_memory(places).load(index).compare("eq", _NOT_KEPT)

@@ -123,9 +123,9 @@ def _load_tile(h, tile_smem, norms, block, tile_number, v, tile_columns, warps) 
         first = tile_number * tile_columns + column
 
         # A loop, not its steps in a row: the registers that those fill would leave room for one block at a time.
-        @mgpu_utils.fori(emit.i32(v // (rows_per_pass * at_once)), (*seen, *[emit.f32(0.0)] * lanes))
+        @mgpu_utils.fori(emit.i32(v // (rows_per_pass * at_once)), (seen.nonzeros, *[emit.f32(0.0)] * lanes))
         def loop(step, carried, column=column, first=first):
-            nonzeros, energy, kept_energy, *squares = map(Number, carried)
+            nonzeros, *squares = map(Number, carried)
             step_row = own_row + Number(step) * (rows_per_pass * at_once)
             rows = [step_row + rows_per_pass * number for number in range(at_once)]
             loaded = []
@@ -139,10 +139,10 @@ def _load_tile(h, tile_smem, norms, block, tile_number, v, tile_columns, warps) 
                 squares = [math.fma(number, number, sum_) for number, sum_ in zip(numbers, squares, strict=True)]
                 index = row * (tile_columns + _PAD) + column
                 emit.store_vector(shared.at(index), words)
-            return (nonzeros, energy, kept_energy, *squares)
+            return (nonzeros, *squares)
 
-        nonzeros, energy, kept_energy, *squares = map(Number, loop.results)
-        seen = Seen(nonzeros, energy + sum(squares[1:], start=squares[0]), kept_energy)
+        nonzeros, *squares = map(Number, loop.results)
+        seen = Seen(nonzeros, seen.energy + sum(squares[1:], start=squares[0]), seen.kept_energy)
         # Lanes that share columns add up; all of them write the sum.
         distance = across
         while distance < WARP_SIZE:

@@ -92,16 +92,8 @@ def locate_survivors(values, row_tile, k_tile, K_TILES: gl.constexpr):
 
 @gluon.jit
 def store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Stores survivors of a tile and its metadata, of nibbles [64, 16], in a matrix with K_TILES tiles in a row.
-
-    Survivors are float32 [64, 32], which are rounded, or words [64, 16] of two each.
-    """
-    if kept.dtype == gl.float32:
-        _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)
-        kept = gl.convert_layout(kept.to(values.dtype.element_ty), PAIRS_LAYOUT, assert_trivial=True)
-        gl.store(values + offset, kept)
-    else:
-        kept = gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True)
-        gl.store(locate_survivors(values, row_tile, k_tile, K_TILES), kept)
+    """Stores a tile's survivors, words [64, 16], and nibbles [64, 16], in a matrix with K_TILES tiles in a row."""
+    kept = gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True)
+    gl.store(locate_survivors(values, row_tile, k_tile, K_TILES), kept)
     words = gl.convert_layout(pack_words(nibble), WORDS_LAYOUT, assert_trivial=True)
     gl.store(metadata + (row_tile * K_TILES + k_tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT), words)

@@ -12,8 +12,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import triton.language as tl
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from triton.experimental import gluon
@@ -28,7 +26,6 @@ from sparse_lm.ops.triton.frame.two_of_four import members, spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
 STATS = gl.constexpr(len(HiddenStats._fields))
-NO_KEY = np.zeros(2, np.int32)  # for kernels that read none
 
 
 @gluon.jit
@@ -69,7 +66,8 @@ def sparsify_24_kernel(
         low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
     factor = gl.load(scale if SCALED_TILES is None else scale + row_tile // SCALED_TILES)
     low, high = low * factor, high * factor
-    tiles.store_sparse(tl.interleave(low, high), nibble, values, metadata, row_tile, k_tile, K_TILES)
+    kept = packed_24.pack(low, high, values.dtype.element_ty)
+    tiles.store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES)
     if dense is not None:
         row, column, offset = tiles.offsets(row_tile, k_tile, COLUMNS, _TILE, tiles.TILE_LAYOUT)
         masked = gl.convert_layout(spread(low, high, nibble), tiles.TILE_LAYOUT, assert_trivial=True)
@@ -111,7 +109,7 @@ def sparsify_24(
     check_selection_dtypes(x.dtype, dtype)
     shape = x.shape[::-1] if axis == 0 else x.shape
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
-    key = threefry_key(key) if method == "mvue" else NO_KEY
+    key = threefry_key(key) if method == "mvue" else None
     constants = dict(dense=None, METHOD=method, TRANSPOSED=axis == 0, SCALED_TILES=None)
     out = types_24(*shape, dtype)
     return Sparse24(*call_by_tiles(sparsify_24_kernel, x, scale, key, out=out, **constants), shape)

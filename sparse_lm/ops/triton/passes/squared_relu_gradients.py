@@ -23,7 +23,7 @@ from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24, tiles
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
 from sparse_lm.ops.triton.frame.two_of_four import members, spread, unpack_words
-from sparse_lm.ops.triton.passes.sparsify_24 import NO_KEY, call_by_tiles
+from sparse_lm.ops.triton.passes.sparsify_24 import call_by_tiles
 
 _TILE = gl.constexpr(TILE)
 _DH, _Y = gl.constexpr(0), gl.constexpr(1)  # halves of a word
@@ -60,9 +60,8 @@ def squared_relu_gradients_kernel(
     y_dy,
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
-    DRAW: gl.constexpr,
 ):
-    """Differentiates a tile of Y. It reads the key if DRAW."""
+    """Differentiates a tile of Y. Without a key, it draws nothing."""
     dtype: gl.constexpr = dh.dtype.element_ty
     ROW_TILES: gl.constexpr = (ROWS + _TILE - 1) // _TILE
     TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
@@ -81,7 +80,7 @@ def squared_relu_gradients_kernel(
     both = gl.convert_layout(spread(*packed_24.zip_halves(kept, y), nibble).permute([1, 0]), tiles.TILE_LAYOUT)
 
     above_one = None
-    if DRAW:
+    if key is not None:
         row = tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, tiles.FOUR_GROUPS_LAYOUT))
         above_one = mvue.uniform_above_one(key, row[:, None], row_tile, 1, TILES * _TILE)
     dh_kept, dh_nibble = _keep_along_tokens(both, above_one, _DH, dtype)
@@ -106,9 +105,8 @@ def squared_relu_gradients(
     sums = jax.ShapeDtypeStruct((transpose[1].shape[0], y.values.shape[0]), jnp.float32)
     dh, *transposes, y_dy = call_by_tiles(
         squared_relu_gradients_kernel,
-        *(align_rows(dy), y.values, y.metadata, NO_KEY if key is None else threefry_key(key)),
+        *(align_rows(dy), y.values, y.metadata, None if key is None else threefry_key(key)),
         out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose, sums),
-        DRAW=key is not None,
     )
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], y.shape[::-1]) for i in (0, 2))
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t, jnp.sum(y_dy, axis=0)[: dy.shape[0]])
