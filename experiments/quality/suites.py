@@ -154,6 +154,7 @@ def _twins(steps: int, change: Overrides | None = None) -> dict[str, Overrides]:
         "dense": _DENSE,
         "experts24_80": sparse | _until(steps, 80),
         "experts24_90": sparse | _into_the_decay(steps),
+        "experts24_95": sparse | _into_the_decay(steps, 3 / 4),
         "experts24_stay": _experts24(steps, change or {}),
     }
 
@@ -187,9 +188,10 @@ def _until(steps: int, share: int) -> Overrides:
     return {"sparsity.start_step": start, "sparsity.end_step": end}
 
 
-def _into_the_decay(steps: int) -> Overrides:
-    """Returns a sparse phase that ends after half of the steps in which the rate falls."""
-    return {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round((1 - DECAY_SHARE / 2) * steps)}
+def _into_the_decay(steps: int, share: float = 1 / 2) -> Overrides:
+    """Returns a sparse phase that ends after this share of the steps in which the rate falls."""
+    end = round((1 - DECAY_SHARE * (1 - share)) * steps)
+    return {"sparsity.start_step": phase_start(steps), "sparsity.end_step": end}
 
 
 def _stay(steps: int) -> Overrides:
