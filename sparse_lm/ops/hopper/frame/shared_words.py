@@ -7,10 +7,9 @@ lanes of a warp hold share a bank.
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.hopper.frame.emit import Memory, Number, i32_type, shared_memory
+from sparse_lm.ops.hopper.frame.emit import Memory, Number, i32, i32_type, shared_memory
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, Thread
 
 _SKEW = 8
@@ -27,5 +26,5 @@ def words_from(words: ir.Value, row: Number, column: Number) -> Memory:
 
 def load_column(words: ir.Value, thread: Thread, column: Number) -> list[Number]:
     """Loads a thread's 16 rows of one column."""
-    entries = (words_from(words, thread.column + i, column) for i in range(THREAD_COLUMNS))
-    return [Number(llvm.load(entry.element, entry.start)) for entry in entries]
+    first = words_from(words, thread.column, column)  # its rows are within one half of the tile's
+    return [first.load(i32(i * _STRIDE)) for i in range(THREAD_COLUMNS)]

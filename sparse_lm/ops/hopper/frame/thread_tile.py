@@ -8,6 +8,7 @@ memory is a whole sector and no thread needs another's.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 
 THREAD_COLUMNS = 16  # columns of a row that a thread holds: four groups
 HALVES = range(2)  # of a thread's rows
+_COLUMNS_TOGETHER = 64  # tiles side by side that blocks take one after the other, at most: as far as was measured
 SHARED_STRIDE = TILE + 1  # of a tile's rows in shared memory, where they are read by columns: these keep off one bank
 
 
@@ -113,23 +115,28 @@ def run_by_tile(
 ) -> Sequence[Array]:
     """Runs a kernel whose blocks are one warpgroup and take a tile of 64 x 64 each.
 
+    Blocks that run at the same time take tiles side by side, which memory reads and writes faster than tiles below
+    one another: it has their rows' neighbouring bytes in one page.
+
     Args:
       body: emits what a thread does, from its part of the tile, and references to operands, outputs and scratch.
       tiles: how many there are along rows and along columns.
     """
+
+    together = math.gcd(tiles[1], _COLUMNS_TOGETHER)
 
     def kernel(*refs):
         @plgpu.inline_mgpu(arg_types=(SCALAR, SCALAR, *(plgpu.RefType(),) * len(refs)))
         def inline(_, row, column, *refs):
             body(Tile(Thread.current(), emit.scalar(row), emit.scalar(column)), *refs)
 
-        inline(lax.axis_index("row"), lax.axis_index("column"), *refs)
+        inline(lax.axis_index("row"), lax.axis_index("group") * together + lax.axis_index("column"), *refs)
 
     return plgpu.kernel(
         kernel,
         out_type=out_type,
-        grid=tiles[::-1],
-        grid_names=("column", "row"),
+        grid=(tiles[1] // together, tiles[0], together),
+        grid_names=("group", "row", "column"),
         scratch_types=scratch,
         compiler_params=COMPILER_PARAMS,
         kernel_name=name,
