@@ -18,8 +18,9 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
     x / p = sign(x) max(|x|, h): no division, and of a group with at most two non-zeros these, exactly.
 
     The draw is systematic (Madow, 1949): the members lie one after the other on a line, each min(|x|, h) long and 2 h
-    together, and are drawn where they cover a random point of the first h or the point h further on. Before these two
-    nothing longer than h has ended, so that edges are sums of |x| from the nearer end.
+    together, and are drawn where they cover a random point of the first h or the point h further on. A member longer
+    than h ends behind the first point and begins before the second. So comparing the points with sums of |x| that are
+    not cut to h, from the start for the first and from the end for the second, draws the same.
 
     The point has 16 random bits, so that p is right to within 2^-16, and the expectation of x / p to within 2^-16 h. A
     member below 2^-17 h is never drawn where it lies at an end of the line, such as the first of its group.

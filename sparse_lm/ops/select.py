@@ -6,8 +6,9 @@ Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `spa
   magnitude    a kept value keeps its sign, that of a zero included; inf and NaN stay what they are
   threshold    t = the second smallest magnitude in the same order; a value with |x| = t becomes +0, also when both
                are inf (three infs in one group); otherwise inf - t = inf, and a kept NaN stays NaN
-  mvue         random, but of at most two non-zeros these; a group of zeros keeps positions 0 and 1, an
-               infinite member stays, and one that is NaN makes NaN of the group
+  mvue         random, but of at most two finite non-zeros these; a group of zeros keeps positions 0 and 1, one
+               infinite member stays, of several, or sums that are inf, two members become inf, not always these, and
+               a member that is NaN makes NaN of the group
 
 4 x 4 tiles (`transposable_mask`): sums of magnitudes, in which inf, NaN and everything over 2^100
 count as 2^100; of equal sums the lowest pattern wins. A tile of zeros has pattern 0.
