@@ -68,9 +68,11 @@ def test_mesh_takes_the_steps_of_one_device(recipe, changes, mesh, microbatches,
     for name in alone[first]:
         series = [[step[name] for step in trace[: first + 1] if name in step] for trace in (alone, meshed)]
         # Along `tensor` each device draws for its own neurons, and which of them are watched depends on their order.
-        # Along `expert` it draws for its own experts. Some 140 of 4,096 watched weights flip: ten are 7%.
-        loose = dict(grad_norm=0.05, flip_rate=0.1, kept_weight_energy=0.05) if max(mesh[2:]) > 1 else {}
-        rtol = loose.get(name, tolerance)
+        # Along `expert` it draws for its own experts.
+        loose = max(mesh[2:]) > 1 and name in ("grad_norm", "flip_rate", "kept_weight_energy")
+        rtol = 0.05 if loose else tolerance
+        if name == "flip_rate" and recipe == "experts24":  # some 140 of a layer's 4,096 watched weights: ten are 7%
+            series = [[np.mean(step) for step in trace] for trace in series]
         np.testing.assert_allclose(*(np.array(s, float) for s in series), rtol=rtol, atol=tolerance, err_msg=name)
     losses = [[step["loss"] for step in trace] for trace in (alone, meshed)]
     np.testing.assert_allclose(*losses, rtol=3e-3)

@@ -116,7 +116,7 @@ def run_by_tile(
     """Runs a kernel whose blocks are one warpgroup and take a tile of 64 x 64 each.
 
     Blocks that run at the same time take tiles side by side, where their number is no odd one: memory reads and writes
-    these faster than tiles below one another, as it has neighbouring bytes of rows in one page.
+    these faster than tiles below one another: presumably as neighbouring bytes of rows are in one page of it.
 
     Args:
       body: emits what a thread does, from its part of the tile, and references to operands, outputs and scratch.
