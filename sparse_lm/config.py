@@ -178,6 +178,15 @@ class Config:
         has_left = steps == self.steps and not self.sparsity.stays
         return "dense" if has_left else self.phase(steps - 1)
 
+    def can_be_best(self, steps: int) -> bool:
+        """Says whether a checkpoint after so many steps can be a run's best, by its held-out loss.
+
+        One of a phase that is to be left was evaluated as another model than the dense one that is restored from it.
+        One from before the phase does not show what the phase brings.
+        """
+        has_left = steps >= self.sparsity.phase.stop and self.phase_after(steps) == "dense"
+        return has_left or self.sparsity.stays
+
     def recipe(self, phase: str) -> Recipe:
         return self.sparsity.recipe if phase == "sparse" else DENSE
 

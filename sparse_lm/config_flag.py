@@ -58,14 +58,16 @@ def _check_file(path: str) -> None:
 
 
 def _hint(key: str, keys: list[str]) -> str:
-    """Names the key that was meant, or those of its group."""
+    """Names the key that was meant, or those of its group, or else the groups and the keys outside of them."""
     group = key.partition(".")[0]
     names = [other.removeprefix(f"{group}.") for other in keys if other.startswith(f"{group}.")]
     meant = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
     meant += difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
     if meant and not (names and key == group):
         return f"; did you mean --config.{meant[0]}?"
-    return f"; {group} has {', '.join(names)}" if names else ""
+    if not names:
+        group, names = "config", list(dict.fromkeys(other.partition(".")[0] for other in keys))
+    return f"; {group} has {', '.join(names)}"
 
 
 def run_name() -> str | None:

@@ -121,3 +121,18 @@ def test_unknown_key_is_refused_with_the_nearest_one(group, key, words):
 def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
     experts = 0 if "squared_relu" in recipe.computes else 4
     assert config_lib.parse(sparse(**{"sparsity.recipe": name, "model.experts": experts})).sparsity.recipe == recipe()
+
+
+@pytest.mark.parametrize(
+    "changes, best",
+    [
+        ({"sparsity.recipe": "dense"}, range(1, 9)),
+        ({}, {7, 8}),
+        ({"sparsity.end_step": 8}, {8}),  # left with the last step
+        ({"sparsity.end_step": 8, "sparsity.leave": False}, range(1, 9)),
+    ],
+)
+def test_the_best_is_no_model_of_a_phase_that_is_left(changes, best):
+    phase = {"steps": 8, "optimizer.warmup_steps": 1, "sparsity.start_step": 2, "sparsity.end_step": 6}
+    config = config_lib.parse(sparse(**phase | changes))
+    assert {step for step in range(1, 9) if config.can_be_best(step)} == set(best)

@@ -21,6 +21,7 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
         "--config.learning_rate=0.1": "did you mean --config.optimizer.learning_rate?",
         "--config..steps=3": "did you mean --config.steps?",
         "--config.optimizer.lr=0.1": "config has no key 'optimizer.lr'; optimizer has beta1, ",
+        "--config.lr=0.1": "config has no key 'lr'; config has ",
         "--config.sparsity=fst": "config has no key 'sparsity'; sparsity has dense_features, ",
         "--config.steps=1e3": "flag --config.steps=1e3: invalid literal for int()",
         "--config.sparsity.m=abc": "flag --config.sparsity.m=abc: invalid literal for int()",

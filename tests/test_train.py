@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from sparse_lm.progress import Progress
 from sparse_lm.report import report
 from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
+from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
 from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
@@ -85,8 +87,9 @@ def test_evaluate_and_generate_from_the_workdir_alone(whole):
         evaluated = evaluate(whole, name, sparse)
         assert (evaluated.keys(), evaluated["step"]) == ({"step", "loss", "perplexity", "bits_per_byte"}, step)
         assert evaluated["loss"] == pytest.approx(lines(whole)[step - 1]["eval_loss"], rel=1e-6)
-    losses = {line["step"] + 1: line["eval_loss"] for line in lines(whole) if "eval_loss" in line}
-    assert restore_params(whole, "best")[2] == min(losses, key=losses.get)
+    losses = {step: saved.eval_loss for step, saved in saved_checkpoints(whole).items() if saved.eval_loss < math.inf}
+    assert losses == {80: lines(whole)[79]["eval_loss"]}  # none for step 40, in the sparse phase
+    assert restore_params(whole, "best")[2] == 80
     assert continue_texts(whole, ["def"], max_new_tokens=8, temperature=0.0)[0].startswith("def")
 
 

@@ -75,7 +75,13 @@ def prepare(
         if heldout is None:
             train, rest, found = hold_out(corpus, survey)
         else:
-            train, rest, found, other = corpus, heldout, survey(corpus), survey(heldout)
+            train, rest = corpus, heldout
+            evaluated = list(on_parts("reading the text", survey_documents, heldout))
+            other = sum_up(evaluated)
+            found = sum_up(on_parts("reading the text", survey_documents, corpus), others=evaluated)
+            if found.repeated:
+                warning = "%s of the training documents are held out, too: evaluation will read what was trained on"
+                _log.warning(warning, f"{found.repeated:,}")
             found = dataclasses.replace(
                 found,
                 sha256=hashlib.sha256((found.sha256 + other.sha256).encode()).hexdigest(),

@@ -80,7 +80,7 @@ class Data:
     vocab_size: int  # one more than the largest token id
     seq_len: int  # targets of a window
     train: Windows
-    heldout: Windows  # of documents that are not in `train`
+    heldout: Windows  # of documents that are not in `train` of the same corpus
     bytes_per_token: np.ndarray  # int32[vocab_size], UTF-8 bytes that each token stands for
     info: dict[str, Any]
     shares: tuple[tuple[Data, float], ...] = ()

@@ -1,8 +1,9 @@
 """Decides which documents are held out of training, for evaluation only.
 
 The choice is by content: a document's rank is 64 bits of the SHA-256 of its text, and the documents of
-lowest rank are held out. The same document is thus on the same side in every run and on every machine, wherever it
-stands in the corpus, and two copies of it are never apart.
+lowest rank are held out. A document of a corpus is thus on the same side in every run and on every machine, wherever it
+stands there, and two copies of it are never apart. Of two corpora of different sizes one may hold it out and the other
+not, as different shares are held out.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Survey:
     sha256: str  # over the digests of the documents in order
     documents: int
     replaced: int  # documents with a U+FFFD, as which bytes that are no UTF-8 are read
+    repeated: int  # documents that are among those of another corpus
 
 
 def survey_documents(corpus: Corpus) -> tuple[bytes, np.ndarray, int]:
@@ -73,21 +75,28 @@ def survey_documents(corpus: Corpus) -> tuple[bytes, np.ndarray, int]:
     return bytes(digests), np.array(sizes), replaced
 
 
-def sum_up(parts: Iterable[tuple[bytes, np.ndarray, int]]) -> Survey:
-    """Sums up a corpus whose parts `survey_documents` has read; raises DataError if there is no text in them."""
-    total, size, largest, documents, replaced = hashlib.sha256(), 0, 0, 0, 0
+def sum_up(
+    parts: Iterable[tuple[bytes, np.ndarray, int]], others: Iterable[tuple[bytes, np.ndarray, int]] = ()
+) -> Survey:
+    """Sums up a corpus whose parts `survey_documents` has read, and which of its documents are in `others`.
+
+    Raises DataError if there is no text in the parts.
+    """
+    total, size, largest, documents, replaced, repeated = hashlib.sha256(), 0, 0, 0, 0, 0
+    ranks_of_others = _ranks(b"".join(digests for digests, *_ in others))
     lowest: Counter[int] = Counter()
     for digests, sizes, more in parts:
         total.update(digests)
         size, largest = size + int(sizes.sum()), max(largest, int(sizes.max(initial=0)))
         documents, replaced = documents + len(sizes), replaced + more
-        ranks, which = np.unique(np.frombuffer(digests, ">u8")[::4], return_inverse=True)
+        repeated += int(np.isin(_ranks(digests), ranks_of_others).sum())
+        ranks, which = np.unique(_ranks(digests), return_inverse=True)
         together = np.bincount(which, sizes).astype(int)
         lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))
         lowest = Counter(dict(sorted(lowest.items())[:COUNTED]))  # there may be many parts
     if not size:
         raise DataError("the corpus is empty: it has no document with any text")
-    return Survey(size, largest, list(lowest.items()), total.hexdigest(), documents, replaced)
+    return Survey(size, largest, list(lowest.items()), total.hexdigest(), documents, replaced, repeated)
 
 
 def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey]) -> tuple[Selection, Selection, Survey]:
@@ -127,6 +136,11 @@ def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey]) -> tuple[Select
 def sample(corpus: Corpus, share: float) -> Selection:
     """Picks about so much of a corpus, by rank, and none of what is held out of it; all of it for a share of 1."""
     return Selection(corpus, int(RANKS * (1 - share)))
+
+
+def _ranks(digests: bytes) -> np.ndarray:
+    """Returns the ranks of documents with these SHA-256s, one behind the other."""
+    return np.frombuffer(digests, ">u8")[::4]
 
 
 def _cut(document: str, limit: int) -> Iterable[str]:

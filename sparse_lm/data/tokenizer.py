@@ -87,7 +87,10 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
-    """Returns int32[vocabulary], the UTF-8 bytes that each id stands for; 0 for special tokens and unused ids."""
+    """Returns int32[vocabulary], the UTF-8 bytes that each id stands for; 0 for special tokens and unused ids.
+
+    A space that a tokenizer puts before each document counts as text: one byte a document too many.
+    """
     decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"])
     byte_level = '"ByteLevel"' in decoder
     added = tokenizer.get_added_tokens_decoder()

@@ -274,8 +274,8 @@ class Recipe:
             gradient.
 
         Raises:
-          ValueError: shapes or dtypes do not fit; no state, or another's, is given to a recipe that has one; when
-            differentiated, no key to one that is stochastic; or the recipe computes experts only.
+          ValueError: shapes or dtypes do not fit; no state, or one of another type or shape, is given to a recipe that
+            has one; when differentiated, no key to one that is stochastic; or the recipe computes experts only.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
         self._check_activation(self.computes, "FFNs")

@@ -69,7 +69,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
             print_overview(config, workdir, trainer, data, state, changes)
             with (
                 StepLog(config, reports, summary, start, wandb and processes.is_leader()) as log,
-                StepProfile(reports, profiled) as profile,
+                StepProfile(reports, profiled, start) as profile,
             ):
                 return Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)
 
@@ -185,7 +185,7 @@ class Loop:
 
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
         self.log.summary.write()  # first, so that no checkpoint is ahead of it
-        self.checkpoints.save(step, state, results["loss"] if results else None)
+        self.checkpoints.save(step, state, results["loss"] if results and self.config.can_be_best(step) else None)
         self.log.progress.note(step, "saving")
         self.log.summary.spent_on("checkpoint")
 

@@ -1,4 +1,5 @@
 import functools
+import json
 import os
 import resource
 from pathlib import Path
@@ -127,6 +128,17 @@ def test_held_out_files_are_part_of_the_text_that_is_hashed_and_documents_in_ano
         hashes.add(data.info["corpus_sha256"])
     assert len(hashes) == 3
     assert "1 of 31 documents have bytes that are not UTF-8" in caplog.text
+
+
+def test_held_out_documents_that_are_trained_on_are_counted(tmp_path, caplog):
+    documents = [f"text {number}" for number in range(40)]
+    for name, some in (("train", documents[:30]), ("apart", documents[30:]), ("among", documents[27:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+    for name in ("apart", "among"):
+        assert "held out, too" not in caplog.text
+        options = dict(heldout_files=[f"{tmp_path}/{name}.jsonl"], seq_len=8, vocab_size=300)
+        prepare_data.prepare_files([f"{tmp_path}/train.jsonl"], tmp_path / name, **options)
+    assert "3 of the training documents are held out, too" in caplog.text
 
 
 def test_text_of_less_than_a_window_is_pointed_out(files, tmp_path, caplog):

@@ -145,8 +145,8 @@ def restore_params(
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Reads parameters and the recipe's state of a checkpoint, from the workdir alone.
 
-    The run may still be training. `step` is a step, "best" (least eval_loss, which damage to any manifest leaves
-    unknown) or "latest", the newest that is not damaged; see `Checkpoints` for `run`.
+    The run may still be training. `step` is a step, "best" (least eval_loss of those that `Config.can_be_best`, which
+    damage to any manifest leaves unknown) or "latest", the newest that is not damaged; see `Checkpoints` for `run`.
 
     Returns:
       params: nested dicts of arrays, on the default device.
@@ -168,7 +168,10 @@ def restore_params(
     if step == "best":
         step = min(checkpoints, key=lambda step: checkpoints[step].eval_loss)
         if checkpoints[step].eval_loss == math.inf:
-            raise WorkdirError(workdir, "no checkpoint was evaluated, so that none is best")
+            raise WorkdirError(
+                workdir,
+                "no checkpoint was evaluated since the sparse phase, if any, so that none is best",
+            )
     if step == "latest":
         restored, step = _newest_whole(workdir, checkpoints, read)
     elif (step := int(step)) in checkpoints:

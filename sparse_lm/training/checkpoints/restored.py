@@ -24,8 +24,8 @@ def restore_for_dense(
 ) -> tuple[Params, int]:
     """Restores parameters and step of a checkpoint; raises WorkdirError if there is none, or its model is a sparse one.
 
-    If it is of the sparse phase, the FFN weights are those that the run would leave the phase with: the master weights
-    alone are not what was trained.
+    If it is of the sparse phase, the FFN weights are those that the run would leave the phase with, but for neurons
+    that it would turn away: the master weights alone are not what was trained.
     """
     params, recipe, _, step = restore_model(workdir, config, checkpoint)
     if recipe is not DENSE:

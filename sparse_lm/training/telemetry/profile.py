@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 
 import jax
+
+_log = logging.getLogger(__name__)
 
 
 class StepProfile(contextlib.AbstractContextManager):
     """Traces steps of this process into `<workdir>/profile`, with the evaluations and saves between them.
 
     Starting and stopping take seconds, and the device should have nothing left to do: the caller asks whether the
-    trace `turns` before a step, waits, and then calls `turn`.
+    trace `turns` before a step, waits, and then calls `turn`. Of `steps` those before `start` are over, and a warning
+    says so.
     """
 
-    def __init__(self, workdir: str | os.PathLike, steps: range):
+    def __init__(self, workdir: str | os.PathLike, steps: range, start: int = 0):
+        if steps and steps.start < start:
+            _log.warning("--profile_steps=%d,%d: the run goes on from step %d", steps.start, steps.stop, start)
         self._directory, self._steps, self._tracing = Path(workdir, "profile"), steps, False
 
     def turns(self, step: int) -> bool:
