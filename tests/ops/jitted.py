@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from sparse_lm import ops
 
-compress_24 = jax.jit(ops.compress_24, static_argnames=("axis", "dtype"))
 condense = jax.jit(ops.condense, static_argnames="v")
 soft_threshold_scale = jax.jit(ops.soft_threshold_scale, static_argnames="axis")
 sparsify_24 = jax.jit(ops.sparsify_24, static_argnames=("method", "axis", "dtype"))
