@@ -100,11 +100,14 @@ def _scaled(x: Array, largest: Array) -> Scaled:
 
     Where `largest` is infinite or NaN the scale is NaN, and with it all that is computed from these numbers: nothing
     saturates silently. No scale is below 2^-100, so that numbers below 2^-110 become 0.
+
+    That is also the scale of zeros alone. A larger one would multiply, in `sum_over_rows`, the other operand's row of a
+    token that adds nothing to the sum, and that row would set the scale of all.
     """
     if x.dtype == jnp.float16:
         raise ValueError("FP8 takes bfloat16 or float32, whose range its sums and scales need, not float16")
     _, exponent = jnp.frexp(largest.astype(jnp.float32) / LARGEST)
-    exponent = jnp.maximum(exponent, LOWEST_EXPONENT)
+    exponent = jnp.where(largest == 0, LOWEST_EXPONENT, jnp.maximum(exponent, LOWEST_EXPONENT))
     scale = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.float32(1), exponent), jnp.nan)
     return Scaled((x * (1 / scale).astype(x.dtype)).astype(E4M3), scale)
 

@@ -81,6 +81,17 @@ def test_gradients_of_linear(rng):
     assert dw.dtype == jnp.float32 and dx.shape == x.shape
 
 
+@pytest.mark.parametrize("size", [1, 1e-6])
+def test_a_token_without_a_gradient_takes_nothing_from_the_sum_over_the_others(rng, size):
+    x, w = rng.normal(size=(512, 64)), rng.normal(size=(48, 64))
+    dy = size * rng.normal(size=(512, 48))
+    dy[7] = 0
+    x, w, dy = (jnp.asarray(a, jnp.float32) for a in (x, w, dy))
+    _, found = jax.jit(lambda x, w, dy: jax.vjp(fp8.linear, x, w)[1](dy))(x, w, dy)
+    expected = np.asarray(dy, np.float64).T @ np.asarray(x, np.float64)
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
 def test_sum_over_rows_24_has_scales_of_neurons_and_of_features(rng):
     a, b = operands(rng)[0].T, operands(rng, inputs=40)[0] * np.exp(rng.normal(0, 4, 40)).astype(np.float32)
     sparse = jitted.sparsify_24(a)  # 2:4 along tokens

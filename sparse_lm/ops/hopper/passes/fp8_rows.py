@@ -239,7 +239,7 @@ def _scale(largest: Array) -> tuple[Array, Array]:
     bits = lax.bitcast_convert_type(largest, jnp.int32)
     # With what 1.75 lacks to 2 added, the exponent goes up where the fraction is not below that of 448.
     exponent = ((bits + (1 << 23) - _LARGEST_FRACTION) >> 23) - 127 - 8
-    exponent = jnp.where(largest == 0, 0, jnp.maximum(exponent, LOWEST_EXPONENT))
+    exponent = jnp.maximum(exponent, LOWEST_EXPONENT)
 
     def power_of_two(exponent: Array) -> Array:
         power = lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
