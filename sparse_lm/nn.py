@@ -45,6 +45,8 @@ class SquaredReluFFN(nnx.Module):
     def __init__(self, dim: int, neurons: int, recipe: Recipe = _SLICES, *, rngs: nnx.Rngs):
         if not isinstance(recipe, Recipe):
             raise TypeError(f"recipe must be one such as Slices(m=16), not {recipe!r}")
+        if dim < 1 or neurons < 1:
+            raise ValueError(f"dim = {dim} and neurons = {neurons} must be positive")
         self.up = nnx.Param(_up_init(rngs.params(), (neurons, dim), jnp.float32))
         self.down = nnx.Param(_down_init(rngs.params(), (neurons, dim), jnp.float32))
         if recipe.activation != SQUARED_RELU or SQUARED_RELU not in recipe.computes:

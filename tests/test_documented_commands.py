@@ -194,6 +194,9 @@ def test_the_recipe_of_the_page_on_adding_one_is_right():
     *found, _ = examples.outputs_and_gradients(recipe)(X, W1, W2, DO, state, None, None)
     w1, w2 = jax.jit(recipe.leave)(W1, W2, state)
     np.testing.assert_array_equal(w2, W2)
+    for reads_a_state in (recipe.refit, recipe.leave):
+        with pytest.raises(ValueError, match="recipe 'up24' reads a state"):
+            reads_a_state(W1, W2, None)
     assert (np.count_nonzero(np.reshape(w1, (-1, 4)), axis=1) <= 2).all()
     assert recipe.leave(W1.astype(jnp.bfloat16), W2, state)[0].dtype == jnp.bfloat16
     for a, b in zip(found, dense(w1), strict=True):

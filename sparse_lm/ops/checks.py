@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -43,6 +44,16 @@ def check_ids(name: str, ids: Array) -> None:
     check_array(name, ids)
     if ids.ndim != 2 or ids.dtype != jnp.int32 or ids.size == 0:
         raise ValueError(f"{name} must be a matrix of int32, not empty; got {described(ids)}")
+
+
+def random_key(key: Any) -> Array | None:
+    """Returns a key as `jax.random.key` makes it, of one that `PRNGKey` made, too; None of None. Refuses others."""
+    if isinstance(key, Array | np.ndarray) and key.dtype == jnp.uint32 and key.ndim == 1:
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    is_key = isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    if key is not None and not is_key:
+        raise ValueError(f"key must be a random key, such as jax.random.key(0); got {described(key)}")
+    return key
 
 
 def check_order(order: Array | None, tokens: int) -> None:

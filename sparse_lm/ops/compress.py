@@ -7,7 +7,17 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32
 
-from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_ids, check_matrix, described
+from sparse_lm.ops.checks import (
+    check_array,
+    check_axis,
+    check_block,
+    check_float,
+    check_format,
+    check_group,
+    check_ids,
+    check_matrix,
+    described,
+)
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata
 from sparse_lm.ops.select import Members, split_groups, take_two, top_two
 
@@ -27,6 +37,7 @@ def compress_24(
     check_matrix("x", x)
     check_axis(axis)
     check_float("dtype", dtype)
+    check_array("mask", mask)
     if mask.shape != x.shape or mask.dtype != bool:
         raise ValueError(f"mask must be bool{list(x.shape)}; got {described(mask)}")
     kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
@@ -79,7 +90,10 @@ def to_venom(
     """
     check_format("condensed", condensed, Sparse24)
     check_block(v)
+    check_group(m, width)
     check_ids("columns", columns)
+    if contiguous < 1 or columns.shape[1] % contiguous:
+        raise ValueError(f"contiguous = {contiguous} must divide the {columns.shape[1]} columns of a list")
     _check_lists(columns, condensed.shape[0], condensed.shape[1], v)
     rows = condensed.values.shape[0]
     missing_rows = -rows % max(v, TILE)

@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_contraction, check_matrix, described
+from sparse_lm.ops.checks import check_array, check_contraction, check_matrix, described
 
 LARGEST_LOG_ODDS = 60.0
 """No token's odds are larger than its exponential, so that neither they nor their sums overflow."""
@@ -58,6 +58,7 @@ def cross_entropy(
         raise ValueError(f"x and w must have one dtype, not {x.dtype} and {w.dtype}")
     if jnp.finfo(x.dtype).max < jnp.finfo(jnp.bfloat16).max:
         raise ValueError(f"x must be bfloat16 or float32, whose range odds need, not {x.dtype}")
+    check_array("targets", targets)
     if targets.shape != x.shape[:1] or targets.dtype != jnp.int32:
         raise ValueError(f"targets must be int32[{x.shape[0]}], one for each row of x; got {described(targets)}")
     classes = w.shape[0] if classes is None else classes

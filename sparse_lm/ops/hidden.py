@@ -16,7 +16,15 @@ from jaxtyping import Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.activations import ACTIVATIONS, rows_per_neuron
-from sparse_lm.ops.checks import check_block, check_format, check_group, check_ids, check_matrix
+from sparse_lm.ops.checks import (
+    check_array,
+    check_block,
+    check_format,
+    check_group,
+    check_ids,
+    check_matrix,
+    random_key,
+)
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 
 
@@ -78,7 +86,7 @@ def squared_relu_gradients(
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")
     _check_factor("dy", dy, factor)
-    return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=key, factor=factor)
+    return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=random_key(key), factor=factor)
 
 
 def gated_squared_relu_24(
@@ -120,7 +128,7 @@ def gated_squared_relu_gradients(
         raise ValueError(f"dy {list(dy.shape)} and y {list(y.shape)} must be [T, F] for h {list(h.shape)}, [T, 2 F]")
     if y.shape[1] % 4:
         raise ValueError(f"y {list(y.shape)} must have a multiple of 4 neurons: a group of dH is of gates or of others")
-    return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=key)
+    return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=random_key(key))
 
 
 def hidden_gradients(
@@ -146,10 +154,12 @@ def hidden_gradients(
     check_matrix("saved", saved)
     if saved.shape != (dy.shape[0], rows_per_neuron(activation) * dy.shape[1]):
         raise ValueError(f"saved {list(saved.shape)} must have {rows_per_neuron(activation)} for each of dy's columns")
-    return backends.dispatch("hidden_gradients", implementation, dy, saved, activation, key=key)
+    return backends.dispatch("hidden_gradients", implementation, dy, saved, activation, key=random_key(key))
 
 
 def _check_factor(name: str, x: Array, factor: Array | None) -> None:
+    if factor is not None:
+        check_array("factor", factor)
     if factor is not None and (factor.shape, factor.dtype) != ((x.shape[0], 1), x.dtype):
         raise ValueError(f"factor {factor.dtype}{list(factor.shape)} must be {x.dtype}[{x.shape[0]}, 1], as {name} is")
 

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_contraction, check_float, check_format, check_ids, check_matrix
+from sparse_lm.ops.checks import check_contraction, check_float, check_format, check_ids, check_matrix, described
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.row_order import RowOrder
 
@@ -60,11 +60,11 @@ def matmul_24_fp8(
     for name, operand in (("a", a), ("b_t", b_t)):
         if operand.dtype != jnp.float8_e4m3fn:
             raise ValueError(f"{name} is {operand.dtype}: must be float8_e4m3fn")
-    check_matrix("scale", scale)
-    if scale.shape != (a.shape[0], 1):
-        raise ValueError(f"scale {[*scale.shape]} must be {[a.shape[0], 1]} for a {[*a.shape]}")
-    if columns is not None and columns.shape != (1, b_t.shape[0]):
-        raise ValueError(f"columns {[*columns.shape]} must be {[1, b_t.shape[0]]} for b_t {[*b_t.shape]}")
+    for name, factors, shape in (("scale", scale, (a.shape[0], 1)), ("columns", columns, (1, b_t.shape[0]))):
+        if name == "scale" or factors is not None:
+            check_matrix(name, factors)
+            if (factors.shape, factors.dtype) != (shape, jnp.float32):
+                raise ValueError(f"{name} must be float32{[*shape]} for these operands; got {described(factors)}")
     return backends.dispatch("matmul_24_fp8", implementation, a, b_t, scale, columns, out_dtype=out_dtype)
 
 
@@ -147,6 +147,8 @@ def scattered_matmul_24(
     """
     _check_operands("a", a, Sparse24, "b", b, out_dtype)
     _check_neuron_ids(neuron_ids, v, contiguous, "columns of a", a.shape[1])
+    if rows < 1:
+        raise ValueError(f"rows = {rows} must be positive")
     if neuron_ids.shape[1] != a.shape[0]:
         raise ValueError(
             f"neuron_ids {list(neuron_ids.shape)} must list a neuron for each of the {a.shape[0]} rows of a"

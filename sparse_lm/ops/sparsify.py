@@ -8,7 +8,16 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_array, check_axis, check_block, check_float, check_group, check_matrix, described
+from sparse_lm.ops.checks import (
+    check_array,
+    check_axis,
+    check_block,
+    check_float,
+    check_group,
+    check_matrix,
+    described,
+    random_key,
+)
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
@@ -43,6 +52,7 @@ def sparsify_24(
     if method not in METHODS:
         raise ValueError(f"method = {method!r} must be one of {', '.join(METHODS)}")
     check_axis(axis)
+    key = random_key(key)
     if method == "mvue" and key is None:
         raise ValueError("method = 'mvue' is stochastic: key must be given")
     if jnp.ndim(scale):
@@ -84,6 +94,7 @@ def sparsify_24_tiles(
     """Compresses x and its transpose under one mask that is 2:4 along both dimensions: `transposable_mask(x)`, say."""
     check_matrix("x", x)
     check_float("dtype", dtype)
+    check_array("mask", mask)
     if mask.shape != x.shape or mask.dtype != bool:
         raise ValueError(f"mask must be bool{list(x.shape)}; got {described(mask)}")
     return backends.dispatch("sparsify_24_tiles", implementation, x, mask, dtype=dtype or x.dtype)

@@ -33,7 +33,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops import backends
 from sparse_lm.ops.activations import SQUARED_RELU, rows_per_neuron
-from sparse_lm.ops.checks import check_order
+from sparse_lm.ops.checks import check_order, random_key
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.recipes import differentiable
 from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats
@@ -285,7 +285,7 @@ class Recipe:
         check_order(order, len(tokens))
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
-            o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, key, order, weights, layer)
+            o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, random_key(key), order, weights, layer)
         return o.reshape(x.shape), stats
 
     def mixture(
@@ -328,6 +328,7 @@ class Recipe:
             _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)
         state, layer = self._checked_state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
+            key = random_key(key)
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
 
     def _check_activation(self, activations: tuple[str, ...], what: str) -> None:
@@ -348,7 +349,7 @@ class Recipe:
             if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
                 raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
 
-    def _check_entered(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> None:
+    def check_entered(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> None:
         """Refuses arrays that do not fit together, or a state that this recipe did not enter with such weights."""
         self._check_arrays(w1, w2, x)
         self._checked_state(state, w1, w2, ONE_DEVICE)

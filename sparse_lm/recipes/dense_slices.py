@@ -80,7 +80,7 @@ class DenseSlices(Recipe):
 
     def refresh(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Any, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
-        self._check_entered(w1, w2, state, x)
+        self.check_entered(w1, w2, state, x)
         x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 

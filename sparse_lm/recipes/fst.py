@@ -79,18 +79,18 @@ class Fst(Recipe):
 
     def refresh(self, w1: Array, w2: Array, state: Masks, x: Array | None = None) -> tuple[Masks, Stats]:
         """Chooses the masks anew; "flip_rate" f32[] is the share of their entries that changed."""
-        self._check_entered(w1, w2, state, x)
+        self.check_entered(w1, w2, state, x)
         new, _ = self.enter(w1, w2)
         flips = jnp.mean(state.mask_up ^ new.mask_up) + jnp.mean(state.mask_down ^ new.mask_down)
         return new, {"flip_rate": flips / 2}
 
     def leave(self, w1: Array, w2: Array, state: Masks, x: Array | None = None) -> tuple[Array, Array]:
-        self._check_entered(w1, w2, state, x)
+        self.check_entered(w1, w2, state, x)
         return jnp.where(state.mask_up, w1, 0), jnp.where(state.mask_down, w2, 0)
 
     def adjust_gradients(self, dw1: Array, dw2: Array, w1: Array, w2: Array, state: Masks) -> tuple[Array, Array]:
         """Adds the masked decay to clipped gradients, before Adam, whose normalisation so applies to it."""
-        self._check_entered(w1, w2, state)
+        self.check_entered(w1, w2, state)
         up, down = state.decay * w1 * ~state.mask_up, state.decay * w2 * ~state.mask_down
         return dw1 + up.astype(dw1.dtype), dw2 + down.astype(dw2.dtype)
 

@@ -99,7 +99,7 @@ class Slices(SoftThreshold24, DenseSlices):
         products with others' tokens in x, and nothing off those with its own. Without x it gets none, nor once it has
         been left: W1 is 2:4 already, with a scale of 1.
         """
-        self._check_entered(w1, w2, state, x)
+        self.check_entered(w1, w2, state, x)
         if x is not None:
             x = routing.tokens_of(x, "leave(w1, w2, state, x)")
             rows = w1.reshape(w2.shape[0], -1, w1.shape[1])

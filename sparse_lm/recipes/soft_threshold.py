@@ -54,11 +54,11 @@ class SoftThreshold24(Recipe):
         return Scales(ops.soft_threshold_scale(w1), ops.soft_threshold_scale(w2, self.axis_down))
 
     def refit(self, w1: Array, w2: Array, state: Any) -> Any:
-        self._check_entered(w1, w2, state)
+        self.check_entered(w1, w2, state)
         return state._replace(**self.fit_scales(w1, w2)._asdict())
 
     def leave(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Array, Array]:
-        self._check_entered(w1, w2, state, x)
+        self.check_entered(w1, w2, state, x)
         left = state.scale_up * soft_threshold(w1), state.scale_down * soft_threshold(w2, self.axis_down)
         return left[0].astype(w1.dtype), left[1].astype(w2.dtype)
 

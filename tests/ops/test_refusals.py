@@ -19,11 +19,12 @@ from tests.ops.operands import random_24, random_columns, random_rows, random_ve
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 X = jnp.ones((8, 16))
-W = jitted.sparsify_24(X)
+W, W4 = jitted.sparsify_24(X), jitted.sparsify_24(X[:, :4])
 A = jitted.sparsify_venom(X, 4, 4)
 HALF, X16 = X.astype(jnp.bfloat16), X.astype(jnp.float16)
 IDS = jnp.zeros((2, 4), jnp.int32)  # four neurons, or columns, for each of two blocks of four rows
 SELECTED = jitted.sparsify_24(jnp.ones((4, 8)))
+X8 = X.astype(fp8.E4M3)
 IN_FP8 = dataclasses.replace(W, values=W.values.astype(fp8.E4M3))
 TARGETS, SCALE, SCALES = jnp.zeros(8, jnp.int32), jnp.ones(16), jnp.ones((8, 1))
 KEY, GATED, Y24 = jax.random.key(0), jnp.ones((12, 12)), jitted.sparsify_24(jnp.ones((12, 6)))  # of 6 neurons
@@ -74,6 +75,16 @@ FORMATS = [
     ("y must be a Sparse24 or SparseVenom", lambda y: ops.squared_relu_gradients(X, y)),
     ("condensed must be a Sparse24", lambda c: ops.to_venom(c, IDS, 16, 4, 16)),
 ]
+LISTS_OF_NUMBERS = {
+    "mask": lambda mask: ops.compress_24(X, mask),
+    "targets": lambda targets: ops.cross_entropy(X, X, targets),
+    "factor": lambda factor: ops.squared_relu_24(X, factor=factor),
+}
+
+
+@pytest.mark.parametrize("name, op", LISTS_OF_NUMBERS.items())
+def test_lists_for_arrays(name, op):
+    refuses(f"{name} must be an array; got list", lambda: op([[1.0]]), TypeError)
 
 
 @pytest.mark.parametrize("message, op", FORMATS)
@@ -142,10 +153,11 @@ OTHERS = [
     ("rows order 12 slots, not the 8 rows of a", lambda: ops.matmul_venom(A, X.T, rows=random_rows(10, 12, seed=0))),
     ("a is float32: must be float8_e4m3fn", lambda: ops.matmul_24_fp8(W, X.astype(fp8.E4M3), SCALES)),
     ("b_t is float32: must be float8_e4m3fn", lambda: ops.matmul_24_fp8(IN_FP8, X, SCALES)),
-    (r"scale \[4, 1\] must be \[8, 1\]", lambda: ops.matmul_24_fp8(IN_FP8, X.astype(fp8.E4M3), SCALES[:4])),
+    (r"scale must be float32\[8, 1\].*; got float32\[4, 1\]", lambda: ops.matmul_24_fp8(IN_FP8, X8, SCALES[:4])),
+    (r"scale must be float32\[8, 1\].*; got bfloat16", lambda: ops.matmul_24_fp8(IN_FP8, X8, HALF[:, :1])),
     (r"dy \[8, 8\] must be \[8, 16\]", lambda: ops.squared_relu_gradients(jnp.ones((8, 8)), W)),
     (r"factor float32\[8\] must be float32\[8, 1\]", lambda: ops.squared_relu_24(jnp.ones((8, 8)), factor=jnp.ones(8))),
-    (r"columns \[8\] must be \[1, 8\]", lambda: ops.matmul_24_fp8(IN_FP8, X.astype(fp8.E4M3), SCALES, jnp.ones(8))),
+    (r"columns must be float32\[1, 8\]", lambda: ops.matmul_24_fp8(IN_FP8, X8, SCALES, jnp.ones((1, 7)))),
     ("two columns a neuron", lambda: ops.gated_squared_relu_24(X[:, :15])),
     (r"must be \[T, F\] for h", lambda: ops.gated_squared_relu_gradients(X, X, W, key=jax.random.key(0))),
     (r"y \[12, 6\] must have a multiple of 4", lambda: ops.gated_squared_relu_gradients(Y12, GATED, Y24, key=KEY)),
@@ -154,6 +166,10 @@ OTHERS = [
     ("axis = -2 must be -1 or 0", lambda: ops.compress_24(X, X > 0, -2)),
     ("axis = 1 must be -1 or 0", lambda: ops.soft_threshold_scale(X, 1)),
     ("key must be given", lambda: ops.sparsify_24(X, "mvue")),
+    (r"key must be a random key, such as jax.random.key\(0\); got int", lambda: ops.sparsify_24(X, "mvue", key=7)),
+    ("rows = 0 must be positive", lambda: ops.scattered_matmul_24(SELECTED, X, IDS, 4, 0)),
+    ("m = 0 must be a multiple of 4 that divides the 16 columns", lambda: ops.to_venom(W4, IDS, 16, 4, 0)),
+    ("contiguous = 3 must divide the 4 columns of a list", lambda: ops.to_venom(W4, IDS, 16, 4, 16, 3)),
     (r"mask must be bool\[8, 16\]; got bool\[16, 8\]", lambda: ops.sparsify_24_tiles(X, X.T > 0)),
     (r"mask must be bool\[8, 16\]; got float32\[8, 16\]", lambda: ops.sparsify_24_tiles(X, X)),
     (r"mask must be bool\[8, 16\]; got bool\[8, 1\]", lambda: ops.compress_24(X, X[:, :1] > 0)),

@@ -197,6 +197,14 @@ def test_a_state_and_a_key_are_needed_where_they_are_used(name):
         assert jax.eval_shape(without_key, X, W1, W2, DO, state, None, None)[2].shape == W1.shape
 
 
+def test_keys_of_both_kinds_draw_the_same():
+    recipe = examples.RECIPES["sste"]
+    gradients = jax.jit(examples.outputs_and_gradients(recipe))
+    keys = jax.random.key(5), jax.random.PRNGKey(5)
+    typed, raw = (gradients(X, W1, W2, DO, examples.state_of(recipe), key, None) for key in keys)
+    jax.tree.map(np.testing.assert_array_equal, typed, raw)
+
+
 def every_call(**changed):
     """Calls that give every recipe of FFNs arrays that do not fit."""
     arrays, calls = {"x": X, "w1": W1, "w2": W2} | changed, []

@@ -11,6 +11,7 @@ import numpy as np
 
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
+from sparse_lm.errors import ConfigError
 from sparse_lm.model.attention import attention_implementation
 from sparse_lm.ops import backends
 from sparse_lm.ops.activations import matrices
@@ -24,7 +25,8 @@ def print_overview(
 ) -> None:
     """Prints size, tokens, devices and phases of a run, and what its sparse phase computes with what.
 
-    `changes` are what a resumed run changes (`check_same_config`).
+    `changes` are what a resumed run changes (`check_same_config`). Raises ConfigError if the backend that is named does
+    not compute what a sparse step does.
     """
     for change in changes:
         _log.warning("%s", change)
@@ -62,8 +64,13 @@ def print_overview(
     dense = config.sparsity.dense_layers
     _print_table(config.sparsity.recipe.products | ({"dense layers": f"0..{dense - 1}"} if dense else {}))
     batch = jax.ShapeDtypeStruct((config.batch_size, config.seq_len + 1), np.int32)
-    with backends.record() as used:
-        jax.eval_shape(trainer.steps["sparse"], state, batch)
+    try:
+        with backends.record() as used:
+            jax.eval_shape(trainer.steps["sparse"], state, batch)
+    except NotImplementedError as error:
+        if not (name := config.sparsity.recipe.implementation):
+            raise
+        raise ConfigError("sparsity.implementation", name, str(error)) from error
     if used:  # nothing if this process has traced the step before
         print("implementations:")
         _print_table({op: ", ".join(map(backends.describe, sorted(names))) for op, names in sorted(used.items())})

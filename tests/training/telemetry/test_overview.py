@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+from sparse_lm.errors import ConfigError
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
 from tests import small
@@ -48,3 +49,15 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(reci
     more = epochs in ("1.5", "1.04")
     assert (f"every training window of here is read {epochs} times" in caplog.text) == more
     assert ("is read" in caplog.text) == more
+
+
+def test_a_named_backend_that_cannot_compute_a_sparse_step_is_refused():
+    def refuse(*_):
+        raise NotImplementedError("D = 32 must be a multiple of 64")
+
+    config = small.config("sste", **{"sparsity.implementation": "reference"})
+    trainer = make_trainer(config)
+    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
+    data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
+    with pytest.raises(ConfigError, match=r"config.sparsity.implementation = 'reference': D = 32 must be a multiple"):
+        print_overview(config, "runs/small", dataclasses.replace(trainer, steps={"sparse": refuse}), data, state)
