@@ -168,10 +168,7 @@ def restore_params(
     if step == "best":
         step = min(checkpoints, key=lambda step: checkpoints[step].eval_loss)
         if checkpoints[step].eval_loss == math.inf:
-            raise WorkdirError(
-                workdir,
-                "no checkpoint was evaluated since the sparse phase, if any, so that none is best",
-            )
+            raise WorkdirError(workdir, "no checkpoint was evaluated after any sparse phase, so that none is best")
     if step == "latest":
         restored, step = _newest_whole(workdir, checkpoints, read)
     elif (step := int(step)) in checkpoints:
