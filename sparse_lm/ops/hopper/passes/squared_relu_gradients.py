@@ -43,8 +43,8 @@ def squared_relu_gradients(
     """See `sparse_lm.ops.squared_relu_gradients`.
 
     It refuses dy and y that are not of 16-bit floats of one dtype; of a Venom y, a v that is no multiple of 64, an m
-    that does not divide 64 neurons or whose tiles of 16 groups do not divide its width, and columns that are
-    contiguous, not four of each m; and a key of another generator than JAX's default one.
+    that is no multiple of 4 or whose tiles of 16 groups do not divide its width, and columns that are contiguous, not
+    four of each m; and a key of another generator than JAX's default one.
     """
     check_hidden_dtype(dy.dtype, y.dtype)
     padded, columns, tile_neurons = pad_to(dy, (y.values.shape[0], 2 * y.values.shape[1])), (), TILE
