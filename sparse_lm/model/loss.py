@@ -115,6 +115,9 @@ def _products(hidden, matrix, classes, weight):
 
 def _fp8_products(hidden, matrix, classes, weight):
     """Does what `_products` does in FP8: logits in e4m3, probabilities in e5m2, whose range they need."""
+    # Loss and gradients stay the same if all rows move together. What rows have in common would be rounded, and pull at
+    # the hidden states, since rounded probabilities do not quite add up to what is pulled to the target.
+    matrix -= jnp.mean(matrix[:classes], axis=0, dtype=jnp.float32).astype(matrix.dtype)
     columns, scaled = fp8.by_columns(hidden), fp8.whole(matrix)
     # Both products that read the matrix want what they sum over side by side. XLA would transpose it for each chunk.
     down = lax.optimization_barrier(scaled.values.T)
