@@ -24,6 +24,7 @@ from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
 from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
+from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
 from tests import small
 from tests.command_lines import run
@@ -91,6 +92,13 @@ def test_evaluate_and_generate_from_the_workdir_alone(whole):
     assert losses == {80: lines(whole)[79]["eval_loss"]}  # none for step 40, in the sparse phase
     assert restore_params(whole, "best")[2] == 80
     assert continue_texts(whole, ["def"], max_new_tokens=8, temperature=0.0)[0].startswith("def")
+
+
+def test_steps_to_profile_that_are_over_are_named(tmp_path, caplog):
+    for start in (2, 3):
+        assert not caplog.messages
+        StepProfile(tmp_path, range(2, 4), start)
+    assert "--profile_steps=2,4: the run goes on from step 3" in caplog.messages
 
 
 def test_finished_run_says_so_and_can_be_reported(whole, corpus, tmp_path, capsys):

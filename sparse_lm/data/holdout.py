@@ -89,8 +89,8 @@ def sum_up(
         total.update(digests)
         size, largest = size + int(sizes.sum()), max(largest, int(sizes.max(initial=0)))
         documents, replaced = documents + len(sizes), replaced + more
-        repeated += int(np.isin(_ranks(digests), ranks_of_others).sum())
         ranks, which = np.unique(_ranks(digests), return_inverse=True)
+        repeated += int(np.isin(ranks, ranks_of_others)[which].sum())
         together = np.bincount(which, sizes).astype(int)
         lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))
         lowest = Counter(dict(sorted(lowest.items())[:COUNTED]))  # there may be many parts

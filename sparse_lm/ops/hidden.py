@@ -158,9 +158,10 @@ def hidden_gradients(
 
 
 def _check_factor(name: str, x: Array, factor: Array | None) -> None:
-    if factor is not None:
-        check_array("factor", factor)
-    if factor is not None and (factor.shape, factor.dtype) != ((x.shape[0], 1), x.dtype):
+    if factor is None:
+        return
+    check_array("factor", factor)
+    if (factor.shape, factor.dtype) != ((x.shape[0], 1), x.dtype):
         raise ValueError(f"factor {factor.dtype}{list(factor.shape)} must be {x.dtype}[{x.shape[0]}, 1], as {name} is")
 
 

@@ -75,6 +75,14 @@ FORMATS = [
     ("y must be a Sparse24 or SparseVenom", lambda y: ops.squared_relu_gradients(X, y)),
     ("condensed must be a Sparse24", lambda c: ops.to_venom(c, IDS, 16, 4, 16)),
 ]
+
+
+@pytest.mark.parametrize("message, op", FORMATS)
+def test_other_formats(message, op):
+    refuses(re.escape(f"{message}; got float32[8, 16]"), lambda: op(X), TypeError)
+    refuses(f"{message}; got NoneType", lambda: op(None), TypeError)
+
+
 LISTS_OF_NUMBERS = {
     "mask": lambda mask: ops.compress_24(X, mask),
     "targets": lambda targets: ops.cross_entropy(X, X, targets),
@@ -85,12 +93,6 @@ LISTS_OF_NUMBERS = {
 @pytest.mark.parametrize("name, op", LISTS_OF_NUMBERS.items())
 def test_lists_for_arrays(name, op):
     refuses(f"{name} must be an array; got list", lambda: op([[1.0]]), TypeError)
-
-
-@pytest.mark.parametrize("message, op", FORMATS)
-def test_other_formats(message, op):
-    refuses(re.escape(f"{message}; got float32[8, 16]"), lambda: op(X), TypeError)
-    refuses(f"{message}; got NoneType", lambda: op(None), TypeError)
 
 
 PRODUCTS = [  # with an operand [16, n], or transposed [n, 16]

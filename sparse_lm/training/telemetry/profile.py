@@ -20,7 +20,7 @@ class StepProfile(contextlib.AbstractContextManager):
     says so.
     """
 
-    def __init__(self, workdir: str | os.PathLike, steps: range, start: int = 0):
+    def __init__(self, workdir: str | os.PathLike, steps: range, start: int):
         if steps and steps.start < start:
             _log.warning("--profile_steps=%d,%d: the run goes on from step %d", steps.start, steps.stop, start)
         self._directory, self._steps, self._tracing = Path(workdir, "profile"), steps, False
