@@ -85,8 +85,8 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
             jax.ShapeDtypeStruct((blocks, tiles * kept_columns), jnp.int32),
             stats_type(blocks * tiles, warpgroups),
         ),
-        grid=(tiles, blocks),
-        grid_names=("tile", "block"),
+        grid=(blocks, tiles),
+        grid_names=("block", "tile"),
         num_threads=warpgroups,
         thread_name="warpgroup",
         scratch_types=[
