@@ -127,16 +127,17 @@ def run_by_tile(
 
     def kernel(*refs):
         @plgpu.inline_mgpu(arg_types=(SCALAR, SCALAR, *(plgpu.RefType(),) * len(refs)))
-        def inline(_, row, column, *refs):
-            body(Tile(Thread.current(), emit.scalar(row), emit.scalar(column)), *refs)
+        def inline(_, group, tile, *refs):
+            row, column = emit.scalar(tile) // together, emit.scalar(group) * together + emit.scalar(tile) % together
+            body(Tile(Thread.current(), row, column), *refs)
 
-        inline(lax.axis_index("row"), lax.axis_index("group") * together + lax.axis_index("column"), *refs)
+        inline(lax.axis_index("group"), lax.axis_index("tile"), *refs)
 
     return plgpu.kernel(
         kernel,
         out_type=out_type,
-        grid=(tiles[1] // together, tiles[0], together),
-        grid_names=("group", "row", "column"),
+        grid=(tiles[1] // together, tiles[0] * together),  # the last may have more than 65,535 blocks
+        grid_names=("group", "tile"),
         scratch_types=scratch,
         compiler_params=COMPILER_PARAMS,
         kernel_name=name,
