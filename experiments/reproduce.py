@@ -156,7 +156,7 @@ ROWS = {
         more=("time_afm_4_layers_m_32_h200.json", "time_afm_4_layers_leaving_h200.json"),
     ),
     "time_afm_fp8": Row(
-        _TIME + "--suite=afm_4_layers_fp8 --runs=dense,slices_90_m_32 --gpus=0,1 --seeds=17,18,19",
+        _TIME + "--suite=afm_4_layers_fp8 --runs=dense,slices_90_m_32 --gpus=0,1 --seeds=17,18,19,20",
         "two H200s; a seed trains 390 s for dense with its branch and 195 s for slices",
         "time_afm_4_layers_all_fp8_h200.json",
         functools.partial(time_to_loss, sparse="slices_90_m_32"),

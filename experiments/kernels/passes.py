@@ -1,6 +1,6 @@
 """Times a backend's sparsifiers and passes over memory against a copy and the XLA reference.
 
-python -m experiments.kernels.passes --output=experiments/results/sparsify_h100.json
+python -m experiments.kernels.passes --output=experiments/results/passes_h200.json
 python -m experiments.kernels.passes --tables=norms --output=norms.json
 python -m experiments.kernels.passes --backend=triton --tables=sparsify_24,passes --output=triton.json
 """
