@@ -105,16 +105,17 @@ def route(
     The bias is added to the scores ("softmax" or "sigmoid") where experts are chosen, and nowhere else.
 
     Returns:
-      The chosen experts, distinct, the best first; gates, which sum to 1; and the z-loss. The last two are
-      differentiable.
+      The chosen experts, distinct, the best first; gates, in proportion to their scores, which sum to 1; and the
+      z-loss. The last two are differentiable.
     """
     logits = checkpoint_name(exact_linear(x, router), RESIDUALS) / math.sqrt(x.shape[-1])
     score = jax.nn.softmax(logits) if scores == "softmax" else jax.nn.sigmoid(logits)
     chosen = checkpoint_name(_largest(lax.stop_gradient(score) + bias, choices), RESIDUALS)
-    # By comparison rather than by index, whose gradient would be scattered.
+    # Of logarithms, so that scores which are all 0 in float32 have gates, too. Chosen by comparison rather than by
+    # index, whose gradient would be scattered.
+    log_score = logits if scores == "softmax" else jax.nn.log_sigmoid(logits)
     is_chosen = chosen[:, :, None] == jnp.arange(router.shape[0])
-    gates = jnp.sum(score[:, None, :] * is_chosen, axis=-1)
-    gates /= jnp.maximum(jnp.sum(gates, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    gates = jax.nn.softmax(jnp.sum(jnp.where(is_chosen, log_score[:, None, :], 0), axis=-1))
     return chosen, gates, jnp.mean(jnp.square(jax.nn.logsumexp(logits, axis=-1)))
 
 

@@ -47,8 +47,8 @@ def make_optimizer(
 def learning_rate(config: Config) -> optax.Schedule:
     """Makes the learning rate of each step, counted from 0.
 
-    The warm-up rises linearly over `warmup_steps` and reaches the peak with its last step; no step is spent at a rate
-    of zero. Then `cosine` is half a cosine down to the final rate (1608.03983, without restarts), and `wsd`
+    The warm-up rises linearly over `warmup_steps` and reaches the peak with its last step; it spends none at a
+    rate of zero. Then `cosine` is half a cosine down to the final rate (1608.03983, without restarts), and `wsd`
     (2404.06395) the peak until `decay_steps` before the end and a straight line down. The last step (`steps - 1`), and
     any after it, runs at the final rate, `final_fraction` of the peak. Bad steps, which change nothing, are not
     counted: with k of them, the schedule ends k steps short.

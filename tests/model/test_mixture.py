@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,15 @@ def test_a_score_that_is_not_finite_harms_its_own_token_alone():
     whole, _, _ = mixture.route(X, ROUTER, BIAS, 3, "softmax")
     np.testing.assert_array_equal(np.delete(broken, 7, axis=0), np.delete(whole, 7, axis=0))
     assert sorted(set(broken[7].tolist())) == sorted(broken[7].tolist()) and (broken >= 0).all() and (broken < 5).all()
+
+
+@pytest.mark.parametrize("scores, logits", [("softmax", [200.0, 0.0, 1.0]), ("sigmoid", [-150.0, -201.0, -200.0])])
+def test_gates_of_scores_that_float32_has_no_number_for(scores, logits):
+    """The bias chooses experts of scores e apart, too small for float32, in place of the first or of none."""
+    x, router = jnp.ones((1, 4)), jnp.array(logits)[:, None] * jnp.array([2.0, 0, 0, 0])  # logits over sqrt(4)
+    chosen, gates, _ = mixture.route(x, router, jnp.array([0.0, 2.0, 3.0]), 2, scores)
+    np.testing.assert_array_equal(chosen, [[2, 1]])
+    np.testing.assert_allclose(gates, [[math.e / (1 + math.e), 1 / (1 + math.e)]], rtol=1e-5)
 
 
 @functools.cache
