@@ -76,7 +76,7 @@ def prepare(
             train, rest, found = hold_out(corpus, survey)
         else:
             train, rest = corpus, heldout
-            evaluated = list(on_parts("reading the text", survey_documents, heldout))
+            evaluated = list(on_parts("reading the held-out text", survey_documents, heldout))
             other = sum_up(evaluated)
             found = sum_up(on_parts("reading the text", survey_documents, corpus), others=evaluated)
             if found.repeated:

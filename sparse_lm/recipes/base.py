@@ -283,6 +283,7 @@ class Recipe:
         state = self._checked_state(state, w1, w2, axes)
         tokens = x.reshape(-1, x.shape[-1])
         check_order(order, len(tokens))
+        tokens, w1, w2, state, order = jax.tree.map(jnp.asarray, (tokens, w1, w2, state, order))  # NumPy's, too
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, random_key(key), order, weights, layer)
@@ -327,6 +328,7 @@ class Recipe:
         if axes == ONE_DEVICE:
             _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)
         state, layer = self._checked_state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
+        x, w1, w2, gates, groups, state = jax.tree.map(jnp.asarray, (x, w1, w2, gates, groups, state))
         with jax.named_scope("feed_forward"):
             key = random_key(key)
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)

@@ -390,3 +390,11 @@ def assert_best_is_as_accurate_as_the_reference(recipe, tokens, dim, neurons):
         return function(x.astype(dtype), w1, w2, do.astype(dtype), state, jax.random.key(0), None)[:4]
 
     examples.assert_best_is_as_accurate_as_the_reference(recipe, run)
+
+
+@pytest.mark.parametrize("name", OF_FFNS)
+def test_arrays_of_numpy_outside_of_jit(name):
+    recipe = examples.RECIPES[name]
+    state = examples.state_of(recipe)
+    o, _ = unchecked(recipe, *jax.tree.map(np.asarray, (X, W1, W2, state)))
+    assert relative_error(o, examples.output(recipe)(X, W1, W2, state)) < 1e-6
