@@ -33,6 +33,7 @@ MODELS = {
     "llama60m": "D 512, 8 layers",
     "narrow_afm_4_layers": "AFM's shape at D 768",
     "mixture_4_layers": "mixture, four experts a token",
+    "mixture_4_layers_wide": "mixture, four experts of 4096 a token",
     "mixture_4_layers_two": "mixture, two experts a token",
     "mixture_4_layers_gated": "mixture, two with SwiGLU a token",
 }
