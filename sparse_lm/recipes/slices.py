@@ -6,7 +6,7 @@ its expert's slice and nothing else, 2:4 inside it: V:2:M activations whose V ro
 each token alone, hence causal. All six products shrink to 1 / E, and then by 2:4.
 
 Weights are 2:4 by soft threshold (2409.09099). The weight gradients are stochastic (2203.10991). Every
-`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to. As the phase is left,
+`sparsity.refresh_every` steps a centroid moves to the mean direction of the tokens nearest to it. As the phase is left,
 the neurons of each expert are turned away from the tokens of the others, which meet them from then on.
 
     up           Y   = relu(X W1[slice]^T)^2    W1 2:4 along D
