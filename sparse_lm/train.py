@@ -49,22 +49,26 @@ def main() -> None:
         request_memory()
         if options.wandb:
             check_installed()
-        processes.join()
-        processes.check(config)
-        keep_programs(workdir)
-        speaks = processes.is_leader() and not options.quiet
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
-            finished = train(config, workdir, profiled, options.wandb)
-            whole = jax.process_count() == 1 and config.mesh.data == config.mesh.devices  # one device holds the model
-            if finished and whole and speaks:
-                data = open_run_data(workdir, load_config(workdir))
-                given = min(PROMPT_TOKENS, data.seq_len // 2)
-                prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:given].tolist())
-                room = data.seq_len - given  # in what the model was trained on
-                [text] = continue_texts(workdir, [prompt], max_new_tokens=min(SAMPLE_TOKENS, room), temperature=0.7)
-                print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
+        with processes.joined():
+            processes.check(config)
+            keep_programs(workdir)
+            speaks = processes.is_leader() and not options.quiet
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
+                finished = train(config, workdir, profiled, options.wandb)
+                whole = jax.process_count() == 1 and config.mesh.data == config.mesh.devices  # a device holds the model
+                if finished and whole and speaks:
+                    _print_sample(workdir)
     except KeyboardInterrupt:  # while data is prepared, say
         sys.exit(f"interrupted{'; the same command goes on' if has_begun(workdir) else ' before training began'}")
+
+
+def _print_sample(workdir: str) -> None:
+    data = open_run_data(workdir, load_config(workdir))
+    given = min(PROMPT_TOKENS, data.seq_len // 2)
+    prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:given].tolist())
+    room = data.seq_len - given  # in what the model was trained on
+    [text] = continue_texts(workdir, [prompt], max_new_tokens=min(SAMPLE_TOKENS, room), temperature=0.7)
+    print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
 
 
 def _profiled(steps: int) -> range:

@@ -8,13 +8,15 @@ All of them share the workdir. Process 0, the leader, writes metrics, summary an
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,12 +33,31 @@ class LaunchError(UserError):
     """Processes or devices that cannot train together. The message says what is wrong and what to do."""
 
 
-def join() -> None:
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
     """Joins the other processes of a run, if the environment says that there are others. Before any use of JAX.
+
+    A process that fails in the block ends without JAX's goodbye, which would wait for minutes for processes that wait
+    for this one; JAX then ends those.
 
     Raises:
       LaunchError: the environment says so in part only, or the others are not found.
     """
+    if _join():
+        atexit.register(_end_at_once)
+    yield
+    atexit.unregister(_end_at_once)
+
+
+def _end_at_once() -> None:
+    """Ends a process that has failed, and has said how. What was registered after this, at exit, has been done."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _join() -> bool:
+    """Joins the other processes, if there are others, and returns whether there are."""
     missing = [name for name in _EXPLICIT if not os.environ.get(name)]
     if len(missing) in (1, 2):
         raise LaunchError(f"{', '.join(_EXPLICIT)} are needed together, and {', '.join(missing)} is not set")
@@ -48,7 +69,9 @@ def join() -> None:
     elif int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         arguments = dict(cluster_detection_method="slurm")
     else:
-        return
+        return False
+    # It would take SIGTERM from whoever handles it, and nobody asks it: see training/interrupt.py.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(**arguments)
     except (RuntimeError, ValueError) as error:
@@ -56,6 +79,7 @@ def join() -> None:
             f"the processes of this run did not find each other: {str(error).splitlines()[0]}. All of them must be "
             "started, and reach the first one's host and port"
         ) from error
+    return True
 
 
 def check(config: Config) -> None:

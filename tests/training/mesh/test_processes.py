@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ DEVICES = 8  # of all processes together
 CHANGES = {"mesh.fsdp": 8, "batch_size": 8, "steps": 8, "checkpoint_every": 4, "eval_every": 4}
 
 
-def train(arguments, count):
-    """Runs a training command in `count` processes, and returns the standard output of each."""
+def run(arguments, count):
+    """Runs a training command in `count` processes, and returns standard output, standard error and code of each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -38,9 +39,7 @@ def train(arguments, count):
         )
 
     started = [start(index) for index in range(count)]
-    ended = [(*process.communicate(timeout=240), process.returncode) for process in started]
-    assert all(code == 0 for *_, code in ended), "\n".join(error[-3000:] for _, error, _ in ended)
-    return [output for output, _, _ in ended]
+    return [(*process.communicate(timeout=240), process.returncode) for process in started]
 
 
 def losses(workdir):
@@ -56,10 +55,21 @@ def test_number_of_processes_may_change(corpus, tmp_path):
     loop.train(small_config(corpus, "dense", **CHANGES), str(workdir))
     one = losses(workdir)
     spoil_a_chunk(workdir, 8, "params", "layers.ffn.up")  # which one process reads
-    assert "going on from step 4" in train(command(corpus, workdir, *flags(CHANGES), recipe="dense"), 2)[0]
+    ended = run(command(corpus, workdir, *flags(CHANGES), recipe="dense"), 2)
+    assert all(code == 0 for *_, code in ended), "\n".join(error[-3000:] for _, error, _ in ended)
+    assert "going on from step 4" in ended[0][0]
     two = losses(workdir)
     np.testing.assert_allclose(two, one, rtol=1e-5)
     assert two[4:] != one[4:]  # sums over processes have another order: these steps were taken anew
+
+
+@pytest.mark.long
+def test_a_process_that_fails_ends_the_others(corpus, tmp_path):
+    """JAX's own goodbye takes longer than `run` waits."""
+    Path(tmp_path, "tokenizer.json").mkdir()  # which the leader alone writes
+    leader, other = run(command(corpus, tmp_path, *flags(CHANGES), recipe="dense"), 2)
+    assert leader[2] == 1 and f"--workdir={tmp_path}: cannot be written: Is a directory" in leader[1]
+    assert other[2] != 0
 
 
 @pytest.mark.parametrize(
@@ -72,11 +82,12 @@ def test_number_of_processes_may_change(corpus, tmp_path):
 )
 def test_half_a_launch_is_refused(monkeypatch, environment, words):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    processes.join()  # a step of one task is no launch
+    with processes.joined():  # a step of one task is no launch
+        pass
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match=words):
-        processes.join()
+    with pytest.raises(LaunchError, match=words), processes.joined():
+        pass
 
 
 def test_several_processes_of_a_mesh_of_one_device_are_refused(monkeypatch):
