@@ -51,9 +51,11 @@ def joined() -> Iterator[None]:
 
 def _end_at_once() -> None:
     """Ends a process that has failed, and has said how. What was registered after this, at exit, has been done."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # where a pipe is broken, too
+        os._exit(1)
 
 
 def _join() -> bool:
