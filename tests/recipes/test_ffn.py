@@ -392,8 +392,9 @@ def assert_best_is_as_accurate_as_the_reference(recipe, tokens, dim, neurons):
     examples.assert_best_is_as_accurate_as_the_reference(recipe, run)
 
 
-@pytest.mark.parametrize("name", OF_FFNS)
+@pytest.mark.parametrize("name", ["act24", "dense_slices"])
 def test_arrays_of_numpy_outside_of_jit(name):
+    """Of recipes that call what takes JAX's arrays alone."""
     recipe = examples.RECIPES[name]
     state = examples.state_of(recipe)
     o, _ = unchecked(recipe, *jax.tree.map(np.asarray, (X, W1, W2, state)))
