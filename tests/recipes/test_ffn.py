@@ -394,7 +394,7 @@ def assert_best_is_as_accurate_as_the_reference(recipe, tokens, dim, neurons):
 
 @pytest.mark.parametrize("name", ["act24", "dense_slices"])
 def test_arrays_of_numpy_outside_of_jit(name):
-    """Of recipes that call what takes JAX's arrays alone."""
+    """Covers the recipes that call what takes JAX's arrays alone."""
     recipe = examples.RECIPES[name]
     state = examples.state_of(recipe)
     o, _ = unchecked(recipe, *jax.tree.map(np.asarray, (X, W1, W2, state)))

@@ -37,8 +37,8 @@ class LaunchError(UserError):
 def joined() -> Iterator[None]:
     """Joins the other processes of a run, if the environment says that there are others. Before any use of JAX.
 
-    A process that fails in the block ends without JAX's goodbye, which would wait for minutes for processes that wait
-    for this one; JAX then ends those.
+    A process that fails in the block ends at once, and JAX then ends the others. Else it would say goodbye to them at
+    its exit, which waits for minutes while they wait for it.
 
     Raises:
       LaunchError: the environment says so in part only, or the others are not found.
@@ -50,7 +50,7 @@ def joined() -> Iterator[None]:
 
 
 def _end_at_once() -> None:
-    """Ends a process that has failed, and has said how. What was registered after this, at exit, has been done."""
+    """Ends a process that has failed, and has said how; `atexit` has called what was registered after this."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -72,7 +72,7 @@ def _join() -> bool:
         arguments = dict(cluster_detection_method="slurm")
     else:
         return False
-    # It would take SIGTERM from whoever handles it, and nobody asks it: see training/interrupt.py.
+    # This service would take SIGTERM from training/interrupt.py, and nobody asks it.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(**arguments)
