@@ -60,7 +60,13 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
 
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
-    return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
+    def compress(axis: int) -> Sparse24:
+        form = compress_24(x, mask, axis, dtype=dtype)
+        too_many = jnp.stack(split_groups(pad_to_tiles(mask), axis)).sum(0) > 2
+        too_many = jnp.repeat(too_many.T if axis == 0 else too_many, 2, axis=-1)
+        return dataclasses.replace(form, values=jnp.where(too_many, jnp.nan, form.values))
+
+    return compress(-1), compress(0)
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:

@@ -91,7 +91,10 @@ def sparsify_24_tiles(
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Sparse24, "F D"], Float[Sparse24, "D F"]]:
-    """Compresses x and its transpose under one mask that is 2:4 along both dimensions: `transposable_mask(x)`, say."""
+    """Compresses x and its transpose under one mask that is 2:4 along both dimensions: `transposable_mask(x)`, say.
+
+    Where a mask has more than two in a group of four, both values of the group are NaN.
+    """
     check_matrix("x", x)
     check_float("dtype", dtype)
     check_array("mask", mask)

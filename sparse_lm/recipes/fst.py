@@ -70,6 +70,7 @@ class Fst(Recipe):
         yield "mask_decay", 0 <= self.mask_decay <= 1, "must be in 0..1"
 
     def init_state(self, w1: Array, w2: Array) -> Masks:
+        # Masks of a state that was never entered keep more than two of four: what reads weights under them is NaN.
         return Masks(jnp.ones(w1.shape, bool), jnp.ones(w2.shape, bool), jnp.full((), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Masks, None]:
@@ -105,7 +106,6 @@ class Fst(Recipe):
         y, seen, saved = activate(h, self.activation, squared=squared)
         with jax.named_scope("down"):
             o = ffn.w2.over_neurons(y)
-        o = jnp.where(jnp.isfinite(ffn.state.decay), o, jnp.nan)  # a state that was never entered
         return o, hidden_stats(seen, *y.shape), saved
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:

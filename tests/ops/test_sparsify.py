@@ -107,6 +107,17 @@ def test_tiles_are_24_both_ways_from_one_selection(shape):
     assert rows.dtype == columns.dtype == jnp.float32
 
 
+def test_groups_of_tiles_whose_mask_has_more_than_two_are_nan():
+    x = random((20, 24))
+    mask = jitted.transposable_mask(x)
+    mask = mask.at[4].set(True)  # a row of groups, and a third one in each column's second group that had none there
+    for form, kept in zip(jitted.sparsify_24_tiles(x, mask, dtype=jnp.float32), (mask, mask.T), strict=True):
+        ones = np.asarray(kept).reshape(len(kept), -1, 4).sum(-1)
+        assert (ones > 2).any() and (ones == 2).any()
+        found, expected = np.asarray(form.values)[: len(kept), : kept.shape[1] // 2], np.repeat(ones > 2, 2, axis=1)
+        np.testing.assert_array_equal(np.isnan(found), expected)
+
+
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_soft_threshold_scale_of_weights_that_nothing_distinguishes(axis):
     """Else it is the least-squares fit, as tests/recipes/test_phase.py says."""

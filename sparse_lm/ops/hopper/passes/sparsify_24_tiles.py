@@ -26,6 +26,7 @@ from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, copy_tile, run_by_tile
 
 _ACROSS = TILE // 4  # tiles of 4 x 4
+_TOO_MANY = sum((mask.bit_count() > 2) << mask for mask in range(16))  # bit i says it of a group whose mask is i
 
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
@@ -97,13 +98,19 @@ def _survivors(
             mask = (mask >> (within << 2)) & 15
         shifted = Number(arith.constant(emit.i64_type(), METADATA_OF_MASKS)) >> (mask << 2).wide()
         nibble = Number(arith.trunci(emit.i32_type(), shifted)) & 15
+        has_too_many = _bit(emit.i32(_TOO_MANY) >> mask)
 
-        def survivor(position, start=start, mask=mask):
+        def survivor(position, start=start, mask=mask, has_too_many=has_too_many):
             place = start + position
             index = _index(*((place, line) if transposed else (line, place)))
             (entry,) = emit.widen([emit.shared_memory(tile_smem).load(index)])
-            is_kept = arith.trunci(ir.IntegerType.get_signless(1), mask >> position)
-            return emit.select(is_kept, entry, emit.f32(0.0))
+            kept = emit.select(_bit(mask >> position), entry, emit.f32(0.0))
+            return emit.select(has_too_many, emit.f32(float("nan")), kept)
 
         pairs.append(PackedPair(packed_24.pack(survivor(nibble & 3), survivor(nibble >> 2), element), nibble))
     return pairs
+
+
+def _bit(number: Number) -> Number:
+    """Returns the lowest bit, as conditions are."""
+    return Number(arith.trunci(ir.IntegerType.get_signless(1), number))
