@@ -262,8 +262,8 @@ SUITES = {
         | {"dense": _DENSE | _SWIGLU, "dense_gated_relu2": _DENSE | {"model.activation": "gated_relu2"}},
     ),
     # Mixtures that have read 13 or 64 tokens for each active parameter of their layers, and the dense llama of as many
-    # active neurons: 200 M tokens in 6104 steps. Rates and numbers of experts are compared over 100 M. The best rate of
-    # a small mixture is 3e-3.
+    # active neurons: 200 M tokens in 6104 steps, or 285 M. Rates and numbers of experts are compared over 100 M. The
+    # best rate of a small mixture is 3e-3.
     **{
         f"{name}_mixture{end}": Suite(
             llama1b,
@@ -275,7 +275,7 @@ SUITES = {
             ("narrow", 1.2e-3, _NARROW_MIXTURE, 768),
             ("small", 4.5e-3, _SMALL_MIXTURE, 512),
         )
-        for end, steps in (("", 6104), ("_rates", 3052))
+        for end, steps in (("", 6104), ("_rates", 3052), ("_longer", 8704))
     },
     # These have the layer of AFM-4.5B, or it with Muon, or FP8, on both sides. Mixtures have no Muon.
     **{
