@@ -18,6 +18,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.pallas.mosaic_gpu import PipelinePipeline
 
 from sparse_lm.ops.checks import check_multiples, product_dtype
 from sparse_lm.ops.grouped import group_sizes
@@ -115,7 +116,7 @@ def _multiply(
         operands_gmem, out_gmem = refs[:-1], refs[-1]
         consumer = lax.axis_index("warpgroup")
 
-        def pipeline(steps, body, context):
+        def pipeline(steps, body, context, state=None):
             return plgpu.emit_pipeline_warp_specialized(
                 body,
                 grid=(steps,),
@@ -128,6 +129,7 @@ def _multiply(
                 num_compute_wgs=_CONSUMERS,
                 max_concurrent_steps=_STAGES,
                 compute_context=context,
+                pipeline_state=state,
             )
 
         def scope(out_smem, allocations):
@@ -160,7 +162,12 @@ def _multiply(
                     plgpu.wgmma_wait(0)
                     return accumulator
 
-                pipeline(steps, step, context)(a, b, allocations=allocations)
+                state = None
+                if isinstance(steps, int):  # else Pallas cannot join pipelines
+                    # The copies of a tile begin before the one before it is stored. None is the last to be waited for:
+                    # nothing else reads what is copied.
+                    state = jnp.where(loop.local_index == 0, PipelinePipeline.START, PipelinePipeline.STEADY)
+                pipeline(steps, step, context, state)(a, b, allocations=allocations)
 
             plgpu.wait_smem_to_gmem(0)
 
