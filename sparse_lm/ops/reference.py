@@ -48,7 +48,10 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
     return pack_24([member * scale for member in members], first, second, axis=axis, shape=x.shape, dtype=dtype)
 
 
-def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
+def soft_threshold_24(w: Array, scale: Array, axis: int, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
+    if axis == 0:
+        sparse = sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, key=None)
+        return sparse, sparse.to_dense()
     padded = pad_to_tiles(w.astype(jnp.float32))
     members = split_groups(padded)
     first, second = top_two(members)

@@ -65,23 +65,28 @@ def sparsify_24(
 def soft_threshold_24(
     w: Float[Array, "F D"],
     scale: Float[Array, " layers"],
+    axis: int = -1,
     *,
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Sparse24, "F D"], Float[Array, "F D"]]:
+) -> tuple[Sparse24, Array]:
     """Computes beta S(w) of a weight, compressed and dense, from one read of w (2409.09099).
 
     Args:
-      w: of one or more layers, one under the other; groups of four run along D.
+      w: of one or more layers, one under the other; of one for axis 0.
       scale: f32, the beta of each F / layers rows.
+      axis: -1 for groups of four along D, or 0 for both forms of the transpose [D, F], grouped along F.
     """
     check_matrix("w", w)
     check_float("dtype", dtype)
     check_array("scale", scale)
     check_float("dtype of scale", scale.dtype)
+    check_axis(axis)
     if scale.ndim != 1 or scale.shape[0] == 0 or w.shape[0] % scale.shape[0]:
         raise ValueError(f"scale {list(scale.shape)} must be a list whose length divides the {w.shape[0]} rows")
-    return backends.dispatch("soft_threshold_24", implementation, w, scale, dtype=dtype or w.dtype)
+    if axis == 0 and scale.shape[0] > 1:
+        raise ValueError(f"scale {list(scale.shape)} must be [1] where axis = 0")
+    return backends.dispatch("soft_threshold_24", implementation, w, scale, axis, dtype=dtype or w.dtype)
 
 
 def sparsify_24_tiles(

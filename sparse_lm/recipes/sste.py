@@ -52,7 +52,7 @@ class SSte(SoftThreshold24):
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         with jax.named_scope("grad_hidden"):
-            dy = do @ ffn.w2.dense.T
+            dy = do @ ffn.w2.dense_transposed
         options: dict[str, Any] = dict(key=ffn.subkey(1), implementation=ffn.implementation)
         dh, dh_t, y = ops.hidden_gradients(dy, saved, self.activation, **options)
         with jax.named_scope("grad_input"):

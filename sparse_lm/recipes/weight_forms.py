@@ -30,6 +30,7 @@ class WeightForms:
     along_model: Sparse24 | None  # [L F, D], 2:4 along D
     along_neurons: Sparse24 | None  # the layers' transposes, [L Dp, F], 2:4 along F; Dp is D rounded up to 64
     dense: Array | None  # [L F, D]
+    dense_transposed: Array | None  # the layers' transposes, [L D, F]
     layers: int = dataclasses.field(metadata=dict(static=True))  # L
     neurons: int = dataclasses.field(metadata=dict(static=True))  # F
     dim: int = dataclasses.field(metadata=dict(static=True))  # D
@@ -49,10 +50,12 @@ class Weight(NamedTuple):
     @property
     def dense(self) -> Array:
         """Returns [F, D]: the values that sparse products use, as one dense matrix."""
-        forms = self.forms
-        if forms.layers == 1:
-            return forms.dense
-        return lax.dynamic_slice_in_dim(forms.dense, self.layer * forms.neurons, forms.neurons)
+        return self._of_layer(self.forms.dense)
+
+    @property
+    def dense_transposed(self) -> Array:
+        """Returns [D, F]."""
+        return self._of_layer(self.forms.dense_transposed)
 
     def over_model(self, x: Array, *, squared_relu: bool = False) -> Array:
         """Computes x W^T, or relu(x W^T)^2: [T, D] -> [T, F], W 2:4 along D."""
@@ -83,6 +86,10 @@ class Weight(NamedTuple):
         w, ids = self.forms.along_model, self.among_layers(neuron_ids)
         return ops.sampled_matmul_24(w, x, ids, v, contiguous=contiguous, implementation=self.implementation)
 
+    def _of_layer(self, dense: Array) -> Array:
+        rows = dense.shape[0] // self.forms.layers
+        return dense if self.forms.layers == 1 else lax.dynamic_slice_in_dim(dense, self.layer * rows, rows)
+
     def _all_rows(self, w: Sparse24, x: Array, count: int, **options: Any) -> Array:
         ids = self.among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
         block = -(-x.shape[0] // _BLOCK) * _BLOCK
@@ -93,7 +100,7 @@ class Weight(NamedTuple):
 
 def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:
     """Brings weights [L, F, D] to a dtype, dense."""
-    return WeightForms(None, None, w.reshape(-1, w.shape[-1]).astype(dtype), *w.shape)
+    return WeightForms(None, None, w.reshape(-1, w.shape[-1]).astype(dtype), None, *w.shape)
 
 
 @jax.named_call
@@ -102,20 +109,19 @@ def soft_threshold_forms(
 ) -> WeightForms:
     """Sparsifies weights [L, F, D] to 2:4 by soft threshold with each layer's scale f32[L] (2409.09099).
 
-    Groups of four run along D, or along F for axis 0.
+    Groups of four run along D, or along F for axis 0, whose dense form is transposed.
     """
     if axis == -1:
         rows = w.reshape(-1, w.shape[-1])
         along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)
-        return WeightForms(along_model, None, dense, *w.shape)
+        return WeightForms(along_model, None, dense, None, *w.shape)
 
-    def along_neurons(layer: tuple[Array, Array]) -> Sparse24:
+    def along_neurons(layer: tuple[Array, Array]) -> tuple[Sparse24, Array]:
         w, scale = layer
-        return ops.sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, implementation=implementation)
+        return ops.soft_threshold_24(w, scale[None], 0, dtype=dtype, implementation=implementation)
 
-    by_layer = lax.map(along_neurons, (w, scale))
-    dense = jax.vmap(lambda form: form.to_dense().T)(by_layer)
-    return WeightForms(None, stack_layers(by_layer), dense.reshape(-1, w.shape[-1]), *w.shape)
+    by_layer, dense = lax.map(along_neurons, (w, scale))
+    return WeightForms(None, stack_layers(by_layer), None, dense.reshape(-1, w.shape[1]), *w.shape)
 
 
 def stack_layers(by_layer: Sparse24) -> Sparse24:

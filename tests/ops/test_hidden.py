@@ -78,6 +78,9 @@ def test_weights_of_several_layers_have_their_own_scales():
     np.testing.assert_array_equal(jitted.dense(sparse), dense)
     alone = [jitted.sparsify_24(w[20 * i : 20 * i + 20], "soft_threshold", scale=scale[i]) for i in range(3)]
     np.testing.assert_array_equal(dense, np.concatenate([jitted.dense(layer) for layer in alone]))
+    transposed, its_dense = jax.jit(ops.soft_threshold_24, static_argnums=2)(w, scale[1:2], 0)
+    np.testing.assert_array_equal(jitted.dense(transposed), its_dense)
+    np.testing.assert_array_equal(its_dense, jitted.dense(jitted.sparsify_24(w, "soft_threshold", 0, scale=scale[1])))
     forms = jax.eval_shape(lambda w: ops.soft_threshold_24(w, scale, dtype=jnp.bfloat16), w)
     assert [form.dtype for form in forms] == [jnp.bfloat16] * 2
 

@@ -183,6 +183,7 @@ OTHERS = [
     ("m = 6 must be a multiple of 4 that divides the 16 columns", lambda: ops.sparsify_venom(X, 8, 6)),
     ("m = 12 must be a multiple of 4 that divides the 16 columns", lambda: ops.squared_relu_venom(X, 8, 12)),
     ("a list whose length divides the 8 rows", lambda: ops.soft_threshold_24(X, jnp.ones(3))),
+    (r"scale \[2\] must be \[1\] where axis = 0", lambda: ops.soft_threshold_24(X, jnp.ones(2), 0)),
     (r"columns \[2, 8\] must be \[4, 8\], a list for each 2 of the 8", lambda: ops.condense(X, IDS.repeat(2, 1), 2)),
     (r"columns \[2, 4\] must be \[2, 8\]", lambda: ops.to_venom(jitted.sparsify_24(X[:, :8]), IDS, 16, 4, 8)),
     ("^dtype = int32 must be a dtype of floats", lambda: ops.sparsify_24(X, dtype=jnp.int32)),
@@ -253,7 +254,10 @@ BY_KERNELS = [
     ("float16", lambda b: b.squared_relu_24(H.astype(WIDE))),
     ("threefry2x32, not of rbg", lambda b: b.sparsify_24(H, "mvue", -1, key=RBG, **OPTIONS)),
     ("threefry2x32, not of rbg", lambda b: b.squared_relu_gradients(H, y(), key=RBG)),
-    ("rows of a scale = 96 must be", lambda b: b.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=NARROW)),
+    (
+        "rows of a scale = 96 must be",
+        lambda b: b.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), -1, dtype=NARROW),
+    ),
 ]
 
 

@@ -158,10 +158,10 @@ CALLS: dict[str, Callable[[], Call]] = {
     "sparsify_24 soft threshold, columns": lambda: sparsify_24("soft_threshold", 0),
     "sparsify_24 mvue, columns": lambda: sparsify_24("mvue", 0),
     "soft_threshold_24": lambda: call(
-        hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), dtype=TYPE
+        hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), axis=-1, dtype=TYPE
     ),
     "soft_threshold_24, one scale": lambda: call(
-        hopper.soft_threshold_24, random((100, 200), jnp.float32), jnp.ones(1), dtype=TYPE
+        hopper.soft_threshold_24, random((100, 200), jnp.float32), jnp.ones(1), axis=0, dtype=TYPE
     ),
     "sparsify_24_tiles": lambda: call(
         hopper.sparsify_24_tiles, random((100, 300), jnp.float32), random((100, 300)) > 0, dtype=TYPE

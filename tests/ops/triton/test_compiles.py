@@ -115,6 +115,9 @@ PASSES = {
     "sparsify_24 mvue of float32": _sparsify("*fp32", "*i32", "mvue", **OF_ACTIVATIONS),
     "sparsify_24 mvue along columns": _sparsify("*bf16", "*i32", "mvue", transposed=True, **OF_ACTIVATIONS),
     "soft_threshold_24": _sparsify("*fp32", None, "soft_threshold", ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
+    "soft_threshold_24 along columns": _sparsify(
+        "*fp32", None, "soft_threshold", transposed=True, ROWS=F, COLUMNS=D, SCALED_TILES=None
+    ),
     "squared_relu_24": (
         sparsify_24.squared_relu_24_kernel,
         ("*bf16", "*bf16", "*i32", "*fp32"),

@@ -42,16 +42,16 @@ def sparsify_24(
     return Sparse24(values, metadata, x.shape[::-1] if axis == 0 else x.shape)
 
 
-def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
+def soft_threshold_24(w: Array, scale: Array, axis: int, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
     """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and of several scales rows of
     one that are no multiple of 64."""
     check_selection_dtypes(w.dtype, dtype)
-    rows, columns = w.shape
     if scale.shape[0] > 1:
-        check_multiples({"rows of a scale": (rows // scale.shape[0], TILE)})
-    scale = scale.astype(jnp.float32)
-    values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, dense=True)
-    return Sparse24(values, metadata, w.shape), dense[:rows, :columns]
+        check_multiples({"rows of a scale": (w.shape[0] // scale.shape[0], TILE)})
+    shape = w.shape[::-1] if axis == 0 else w.shape
+    options = dict(transposed=axis == 0, dense=True)
+    values, metadata, dense = _call(pad_to_tiles(w), scale.astype(jnp.float32), "soft_threshold", dtype, **options)
+    return Sparse24(values, metadata, shape), dense[: shape[0], : shape[1]]
 
 
 def _call(

@@ -69,9 +69,11 @@ def sparsify_24_kernel(
     kept = packed_24.pack(low, high, values.dtype.element_ty)
     tiles.store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES)
     if dense is not None:
-        row, column, offset = tiles.offsets(row_tile, k_tile, COLUMNS, _TILE, tiles.TILE_LAYOUT)
+        HEIGHT: gl.constexpr = COLUMNS if TRANSPOSED else ROWS
+        WIDTH: gl.constexpr = ROWS if TRANSPOSED else COLUMNS
+        row, column, offset = tiles.offsets(row_tile, k_tile, WIDTH, _TILE, tiles.TILE_LAYOUT)
         masked = gl.convert_layout(spread(low, high, nibble), tiles.TILE_LAYOUT, assert_trivial=True)
-        gl.store(dense + offset, masked.to(dense.dtype.element_ty), mask=(row < ROWS) & (column < COLUMNS))
+        gl.store(dense + offset, masked.to(dense.dtype.element_ty), mask=(row < HEIGHT) & (column < WIDTH))
 
 
 @gluon.jit
@@ -115,16 +117,18 @@ def sparsify_24(
     return Sparse24(*call_by_tiles(sparsify_24_kernel, x, scale, key, out=out, **constants), shape)
 
 
-def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
+def soft_threshold_24(w: Array, scale: Array, axis: int, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
     """See `sparse_lm.ops.soft_threshold_24`; refuses what `hopper` does."""
     check_selection_dtypes(w.dtype, dtype)
     scaled_rows = w.shape[0] // scale.shape[0]
     if scale.shape[0] > 1:
         check_multiples({"rows of a scale": (scaled_rows, TILE)})
-    out = *types_24(*w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
-    constants = dict(METHOD="soft_threshold", TRANSPOSED=False, SCALED_TILES=-(-scaled_rows // TILE))
+    shape = w.shape[::-1] if axis == 0 else w.shape
+    out = *types_24(*shape, dtype), jax.ShapeDtypeStruct(shape, dtype)
+    scaled_tiles = None if axis == 0 else -(-scaled_rows // TILE)
+    constants = dict(METHOD="soft_threshold", TRANSPOSED=axis == 0, SCALED_TILES=scaled_tiles)
     *sparse, dense = call_by_tiles(sparsify_24_kernel, w, scale.astype(jnp.float32), None, out=out, **constants)
-    return Sparse24(*sparse, w.shape), dense
+    return Sparse24(*sparse, shape), dense
 
 
 def squared_relu_24(h: Array, *, factor: Array | None = None) -> tuple[Sparse24, HiddenStats]:
