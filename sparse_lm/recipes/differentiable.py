@@ -169,9 +169,11 @@ def gather_layer(weights: tuple[WeightForms, WeightForms], layer: Array, axis: s
         return Sparse24(values, metadata, (values.shape[0], 2 * values.shape[1] if along else form.shape[1]))
 
     def gather_forms(forms: WeightForms) -> WeightForms:
-        in_both_layouts = (forms.dense, 0), (forms.dense_transposed, 1)
-        dense = (None if form is None else gather(form, forms.layers, along) for form, along in in_both_layouts)
+        dense, dense_transposed = (
+            None if form is None else gather(form, forms.layers, along)
+            for form, along in ((forms.dense, 0), (forms.dense_transposed, 1))
+        )
         sparse = gather_sparse(forms.along_model, forms, 0), gather_sparse(forms.along_neurons, forms, 1)
-        return WeightForms(*sparse, *dense, 1, forms.neurons * collectives.size(axis), forms.dim)
+        return WeightForms(*sparse, dense, dense_transposed, 1, forms.neurons * collectives.size(axis), forms.dim)
 
     return gather_forms(weights[0]), gather_forms(weights[1])
