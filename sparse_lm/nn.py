@@ -163,7 +163,8 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
         if (order := order_of.get(parameter)) is None or leaf.size == 1:  # a number of the whole parameter
             return leaf
         if leaf.shape != shapes[parameter]:
-            raise ValueError(f"{path} of the optimizer has shape {leaf.shape}, its parameter {shapes[parameter]}")
+            shape = f"{path} of the optimizer has shape {leaf.shape}, its parameter {shapes[parameter]}"
+            raise ValueError(f"{shape}: only moments of a parameter's shape can be sorted, unlike factored ones")
         return sort_neurons(leaf, order)
 
     return jax.tree.map_with_path(sort, opt_state)

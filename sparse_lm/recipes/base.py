@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import typing
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -77,8 +78,9 @@ class Recipe:
     precision: str = "bf16"
 
     def __post_init__(self):
+        types = typing.get_type_hints(type(self))
         for knob in dataclasses.fields(self):
-            kind, called = _NUMBERS.get(type(knob.default), (object, ""))
+            kind, called = _NUMBERS.get(types[knob.name], (object, ""))
             if not isinstance(value := getattr(self, knob.name), kind):
                 raise ValueError(f"{knob.name} = {value!r} of recipe {self.name!r}: must be {called}")
         implementations = *backends.NAMES, None
@@ -263,7 +265,7 @@ class Recipe:
           order: int32[T], a permutation: the order in which tokens, or those of an expert, are taken. Their own by
             default; random in training, so that tokens of one sequence do not choose together.
           weights: `prepare` of the weights of all layers; made here of w1 and w2 by default.
-          layer: number of this FFN among them.
+          layer: number of this FFN among them; one that they do not have is refused unless it is a tracer.
           axes: of the mesh.
 
         Returns:
@@ -284,7 +286,7 @@ class Recipe:
         tokens = x.reshape(-1, x.shape[-1])
         check_order(order, len(tokens))
         tokens, w1, w2, state, order = jax.tree.map(jnp.asarray, (tokens, w1, w2, state, order))  # NumPy's, too
-        layer = jnp.asarray(layer, jnp.int32)
+        layer = _checked_layer(layer, weights)
         with jax.named_scope("feed_forward"):
             o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, random_key(key), order, weights, layer)
         return o.reshape(x.shape), stats
@@ -327,7 +329,7 @@ class Recipe:
         self._check_arrays(w1, w2, x)
         if axes == ONE_DEVICE:
             _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)
-        state, layer = self._checked_state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
+        state, layer = self._checked_state(state, w1, w2, axes), _checked_layer(layer, weights)
         x, w1, w2, gates, groups, state = jax.tree.map(jnp.asarray, (x, w1, w2, gates, groups, state))
         with jax.named_scope("feed_forward"):
             key = random_key(key)
@@ -364,12 +366,19 @@ class Recipe:
             raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
         if axes == ONE_DEVICE:
             for name, array in jax.eval_shape(self.init_state, w1, w2)._asdict().items():
-                if (given := getattr(state, name).shape) != array.shape:
+                if (given := jnp.shape(getattr(state, name))) != array.shape:
                     raise ValueError(
                         f"{name} {[*given]} of the state must be {[*array.shape]} for this recipe and w1 {[*w1.shape]}:"
                         " enter it with the same knobs and weights"
                     )
         return state
+
+
+def _checked_layer(layer: Array | int, weights: tuple[WeightForms, WeightForms] | None) -> Array:
+    """Refuses the number of a layer that prepared weights do not have, unless it is a tracer."""
+    if weights is not None and isinstance(layer, int) and not 0 <= layer < weights[0].layers:
+        raise ValueError(f"layer = {layer} must be in 0..{weights[0].layers - 1}: weights= have these layers")
+    return jnp.asarray(layer, jnp.int32)
 
 
 def _check_groups(x: Array, w2: Array, gates: Array, groups: Groups, multiple: int) -> None:

@@ -90,6 +90,8 @@ def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
     jax.tree.map(np.testing.assert_array_equal, run(), run(**prepared))
     with pytest.raises(ValueError, match="weights= are prepared in float32: must be in the dtype of x, bfloat16"):
         recipe.ffn(X.astype(jnp.bfloat16), W1, W2, state, **prepared)
+    with pytest.raises(ValueError, match=r"layer = 3 must be in 0\.\.2: weights= have these layers"):
+        recipe.ffn(X, W1, W2, state, **prepared | dict(layer=3))
 
 
 def test_models_side_by_side_under_vmap():
@@ -399,3 +401,13 @@ def test_arrays_of_numpy_outside_of_jit(name):
     state = examples.state_of(recipe)
     o, _ = unchecked(recipe, *jax.tree.map(np.asarray, (X, W1, W2, state)))
     assert relative_error(o, examples.output(recipe)(X, W1, W2, state)) < 1e-6
+
+
+def test_the_type_of_a_knob_is_its_annotation_and_not_its_defaults():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(Dense):
+        strength: float = 1
+
+    assert Own(strength=0.5).strength == 0.5
+    with pytest.raises(ValueError, match="strength = '1' of recipe 'dense': must be a number"):
+        Own(strength="1")
