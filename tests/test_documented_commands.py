@@ -4,6 +4,7 @@ Commands are not run: their modules are started and their flags parsed, with the
 entry points then do, tests of their own run.
 """
 
+import functools
 import json
 import re
 import subprocess
@@ -152,13 +153,22 @@ LOOPS = {"plain JAX": 120, "NNX": 80, "linen": 80}
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_training_loop_of_the_library_page_trains(name, capsys):
     """The first dense phase and the sparse one lower the loss, and no phase and no flip raises it."""
-    assert len(python_blocks(ROOT / "docs/library.md")) == len(LOOPS)
+    assert len(python_blocks(ROOT / "docs/library.md")) == len(LOOPS) + 1
     example, code = run_python("library.md", list(LOOPS).index(name))
     assert len(code.splitlines()) <= 85
     means = json.loads(capsys.readouterr().out)
     assert (np.diff(means) < (-0.1, -0.05, 0.03)).all(), means
     at_leaving = np.mean(example.losses[LOOPS[name] - 15 : LOOPS[name]])
     assert np.mean(example.losses[LOOPS[name] : LOOPS[name] + 15]) < at_leaving + 0.1  # batches differ by more
+
+
+@pytest.mark.parametrize("name", ["dense", "dense_slices"])
+def test_the_mesh_of_the_library_page_computes_the_gradients_of_one_device(name):
+    example, recipe = run_python("library.md", len(LOOPS))[0], examples.RECIPES[name]
+    state, x = examples.state_of(recipe), jnp.tile(X, (jax.device_count(), 1))
+    alone = jax.value_and_grad(lambda w1, w2: jnp.mean(recipe.ffn(x, w1, w2, state)[0] ** 2), argnums=(0, 1))
+    found = jax.jit(example.mean_square, static_argnums=0)(recipe, x, W1, W2, state, None)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-6), found, jax.jit(alone)(W1, W2))
 
 
 def test_the_mixture_of_its_page_sums_a_tokens_experts():
