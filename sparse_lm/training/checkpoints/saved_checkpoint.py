@@ -159,8 +159,9 @@ class SavedCheckpoint:
         cache = tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
         spec = {"driver": "zarr", "kvstore": store, "recheck_cached_data": False}
         stored = tensorstore.open(spec, open=True, read=True, context=cache).result()
-        sharding = wanted.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        return jax.make_array_from_callback(stored.shape, sharding, lambda index: stored[index].read().result())
+        if wanted.sharding is None:  # not committed to the device, as a new run's are: else all is compiled again
+            return jax.device_put(stored.read().result())
+        return jax.make_array_from_callback(stored.shape, wanted.sharding, lambda index: stored[index].read().result())
 
     @contextlib.contextmanager
     def _damage_named(self) -> Iterator[None]:

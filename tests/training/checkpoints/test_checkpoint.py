@@ -60,6 +60,15 @@ def test_restores_every_leaf_bit_for_bit(tmp_path):
     assert_same_bits((params, recipe_state), (state["params"], state["recipe_state"]))
 
 
+def test_a_run_that_goes_on_finds_the_programs_that_it_compiled(tmp_path):
+    """One that has its state committed to the device is another program."""
+    state, program = make_state(), jax.jit(lambda state: jax.tree.map(jnp.copy, state))
+    save(tmp_path, 7, state)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        restored = checkpoints.restore_latest(jax.eval_shape(lambda: state))
+    assert program.lower(restored).as_text() == program.lower(state).as_text()
+
+
 def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
     x = jnp.arange(4_000_000, dtype=jnp.float32)
     expected = np.arange(4_000_000, dtype=np.float32)
