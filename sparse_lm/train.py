@@ -84,7 +84,7 @@ def _profiled(steps: int) -> range:
 def _define_flags() -> None:
     help_text = "Configuration: a file such as configs/tiny.py, or config.json of a run to repeat."
     config_flags.DEFINE_config_file("config", None, help_text)  # which `config_flag.parse_flags` must parse
-    flags.mark_flag_as_required("config")
+    flags.register_validator("config", lambda value: value is not None, "must name a file, such as configs/tiny.py")
     flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
     flags.DEFINE_string("profile_steps", None, "first,end: steps first <= step < end are traced into the workdir.")
     flags.DEFINE_bool("wandb", False, "Log to Weights & Biases, too; WANDB_MODE=offline to the workdir only.")
