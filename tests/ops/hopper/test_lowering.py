@@ -18,7 +18,7 @@ from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSES
 from sparse_lm.ops.hopper.passes import add_norm
-from sparse_lm.ops.hopper.products import matmul_venom, sampled_matmul_24, sampled_rows_24, scattered_matmul_24
+from sparse_lm.ops.hopper.products import sampled_rows_24
 from sparse_lm.ops.row_order import RowOrder
 from tests.ops.hopper import sanitize
 from tests.ops.hopper.sanitize import named
@@ -213,15 +213,3 @@ def test_a_stack_of_products_is_one_after_the_other():
     assert lowered.out_info.shape == (3, *one.shape)
     text = lowered.as_text()
     assert text.count("@mosaic_gpu") == 1 and "stablehlo.while" in text
-
-
-def test_tilings_chosen_by_heuristics_lie_inside_of_blocks_and_slices():
-    for v in (64, 128, 192, 256, 384, 512):
-        assert v % matmul_venom.heuristic_config(16384, 4096, 4096, v).cluster_m == 0
-        if v > 64:
-            assert v % sampled_matmul_24.heuristic_config(16384, 2048, 2048, v).tile_n == 0
-    for v in (128, 256, 512):
-        assert v % matmul_venom.heuristic_config(16384, 4096, 4096, v, in_boxes=True).cluster_m == 0
-        for listings in (1, 8, 32):
-            chosen = scattered_matmul_24.heuristic_config(contiguous=v, listings=listings, n=4096)
-            assert v % chosen.cluster_m == 0
