@@ -46,13 +46,14 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
     plain.write_text("def get_config():\n    return {'steps': 3}\n")
     command_lines = [[config, *arguments, mistake] for mistake in mistakes]
     command_lines += [["--config.steps=3", config], [f"--config={plain}"], [f"--config={faulty}"], ["--help"]]
-    command_lines.insert(-3, [f"--config={corpus}/metadata.json"])
+    command_lines[-3:-3] = [["--quiet"], [f"--config={corpus}/metadata.json"]]
     commands = [("sparse_lm.train", line) for line in command_lines]
     done = run_modules(commands, tmp_path, "import sparse_lm.train")
-    *results, before, other_json, no_config_dict, of_the_file, help_ = done
+    *results, before, without, other_json, no_config_dict, of_the_file, help_ = done
     for words, result in zip(mistakes.values(), results, strict=True):
         assert_refused(result, words)
     assert_refused(before, "config.sparsity.end_step = 8: must not be after config.steps = 3")
+    assert_refused(without, "flag --config=None: must name a file, such as configs/tiny.py")
     assert_refused(other_json, "metadata.json: cannot be read as config.json of a run: ")
     assert_refused(no_config_dict, "--config: get_config() must return a ConfigDict, not a dict")
     assert not (tmp_path / "run" / "config.json").exists()

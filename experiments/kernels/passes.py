@@ -101,11 +101,10 @@ def passes() -> Iterator[Pass]:
         draw = functools.partial(_matrix, layers * neurons, dim, jnp.float32)
         scaled = lambda draw=draw, layers=layers: (*draw(), jnp.linspace(1, 2, layers))  # noqa: E731
         yield Pass("soft_threshold_24", case, scaled, dict(dtype=jnp.bfloat16, axis=-1))
-    case, one_scale = (
-        dict(rows=16384, columns=4096, layers=1, axis=0),
-        lambda: (*_matrix(16384, 4096, jnp.float32), jnp.ones(1)),
-    )
-    yield Pass("soft_threshold_24", case, one_scale, dict(dtype=jnp.bfloat16, axis=0))
+    rows, columns = 16384, 4096
+    one_layer = lambda: (*_matrix(rows, columns, jnp.float32), jnp.ones(1))  # noqa: E731
+    case = dict(rows=rows, columns=columns, layers=1, axis=0)
+    yield Pass("soft_threshold_24", case, one_layer, dict(dtype=jnp.bfloat16, axis=0))
     for tokens, neurons in HIDDEN:
         case, hidden = dict(rows=tokens, columns=neurons), functools.partial(_hidden, tokens, neurons)
         yield Pass("squared_relu_24", case, functools.partial(_matrix, tokens, neurons))

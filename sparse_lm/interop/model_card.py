@@ -41,7 +41,7 @@ def model_card(config: Config, step: int, parameters: int, eval_loss: float | No
     experts = f"{model.experts} experts of {model.expert_dim}, {model.experts_per_token} a token{shared}"
     neurons = experts if model.experts else model.ffn_dim
     but = f", but for the FFNs of the first {sparsity.dense_layers} layers" if sparsity.dense_layers else ""
-    of_windows = f", of at most {windows} windows" if (windows := config.data.eval_windows) else ""
+    of_windows = f" over at most {windows} windows" if (windows := config.data.eval_windows) else ""
     rows = {
         "layers, width, neurons": f"{model.layers}, {model.dim}, {neurons} ({model.activation})",
         "heads, key-value heads": f"{model.heads}, {model.kv_heads}",

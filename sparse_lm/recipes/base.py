@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-import typing
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,7 +42,7 @@ from sparse_lm.recipes.weight_forms import WeightForms, dense_forms
 
 PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
 PRECISIONS = ("bf16", "fp8")
-_NUMBERS = {int: (numbers.Integral, "an integer"), float: (numbers.Real, "a number")}
+_NUMBERS = {"int": (numbers.Integral, "an integer"), "float": (numbers.Real, "a number")}
 
 Rule = tuple[str, bool, str]
 """(knob or key, is its value allowed, what is allowed)."""
@@ -78,9 +77,9 @@ class Recipe:
     precision: str = "bf16"
 
     def __post_init__(self):
-        types = typing.get_type_hints(type(self))
         for knob in dataclasses.fields(self):
-            kind, called = _NUMBERS.get(types[knob.name], (object, ""))
+            annotation = getattr(knob.type, "__name__", knob.type)  # a class, or its name
+            kind, called = _NUMBERS.get(annotation, (object, ""))
             if not isinstance(value := getattr(self, knob.name), kind):
                 raise ValueError(f"{knob.name} = {value!r} of recipe {self.name!r}: must be {called}")
         implementations = *backends.NAMES, None
@@ -376,7 +375,7 @@ class Recipe:
 
 def _checked_layer(layer: Array | int, weights: tuple[WeightForms, WeightForms] | None) -> Array:
     """Refuses the number of a layer that prepared weights do not have, unless it is a tracer."""
-    if weights is not None and isinstance(layer, int) and not 0 <= layer < weights[0].layers:
+    if weights is not None and not isinstance(layer, jax.core.Tracer) and not 0 <= layer < weights[0].layers:
         raise ValueError(f"layer = {layer} must be in 0..{weights[0].layers - 1}: weights= have these layers")
     return jnp.asarray(layer, jnp.int32)
 

@@ -109,7 +109,7 @@ def soft_threshold_forms(
 ) -> WeightForms:
     """Sparsifies weights [L, F, D] to 2:4 by soft threshold with each layer's scale f32[L] (2409.09099).
 
-    Groups of four run along D, or along F for axis 0, whose dense form is transposed.
+    Groups of four run along D, or, for axis 0, along F: the dense form is then the transpose.
     """
     if axis == -1:
         rows = w.reshape(-1, w.shape[-1])

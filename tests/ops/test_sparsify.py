@@ -110,7 +110,7 @@ def test_tiles_are_24_both_ways_from_one_selection(shape):
 def test_groups_of_tiles_whose_mask_has_more_than_two_are_nan():
     x = random((20, 24))
     mask = jitted.transposable_mask(x)
-    mask = mask.at[4].set(True)  # a row of groups, and a third one in each column's second group that had none there
+    mask = mask.at[4].set(True)  # full groups in row 4; a third in the second group of columns that had not kept it
     for form, kept in zip(jitted.sparsify_24_tiles(x, mask, dtype=jnp.float32), (mask, mask.T), strict=True):
         ones = np.asarray(kept).reshape(len(kept), -1, 4).sum(-1)
         assert (ones > 2).any() and (ones == 2).any()

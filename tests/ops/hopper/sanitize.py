@@ -161,6 +161,9 @@ CALLS: dict[str, Callable[[], Call]] = {
         hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), axis=-1, dtype=TYPE
     ),
     "soft_threshold_24, one scale": lambda: call(
+        hopper.soft_threshold_24, random((100, 200), jnp.float32), jnp.ones(1), axis=-1, dtype=TYPE
+    ),
+    "soft_threshold_24, columns": lambda: call(
         hopper.soft_threshold_24, random((100, 200), jnp.float32), jnp.ones(1), axis=0, dtype=TYPE
     ),
     "sparsify_24_tiles": lambda: call(

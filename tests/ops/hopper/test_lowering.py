@@ -134,9 +134,9 @@ def _passes():
     for activation in ("squared_relu", "swiglu", "geglu", "gated_relu2"):
         call = named(hopper.hidden_gradients, "key", activation=activation)
         yield f"hidden_gradients {activation}", call, (h, h if activation == "squared_relu" else both, key), 0
-    for axis in (-1, 0):
+    for axis, layers in ((-1, 2), (0, 1)):
         call = named(hopper.soft_threshold_24, axis=axis, **bf16)
-        yield "soft_threshold_24", call, (_float32(2 * F, D), _float32(1)), 0
+        yield f"soft_threshold_24 {axis}", call, (_float32(layers * F, D), _float32(layers)), 0
     for axis in (-1, 0):
         call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
         yield "sparsify_24 mvue", call, (_dense(T, D), key), 0

@@ -63,7 +63,7 @@ def test_sparsify_24_tiles(special, dtype, out):
 @each_backend
 @SPECIAL
 def test_soft_threshold_24(special, backend):
-    for shape, layers, axis in [((256, 128), 2, -1), ((128, 300), 1, 0), ((100, 300), 1, -1), ((3 * 64, 64), 3, -1)]:
+    for shape, layers, axis in [((256, 128), 2, -1), ((128, 300), 1, -1), ((100, 300), 1, 0), ((3 * 64, 64), 3, -1)]:
         w = random_or_special(shape, jnp.float32, 1, special)
         scale = jnp.linspace(0.5, 1.5, layers)
         _assert_as_reference(backend, "soft_threshold_24", w, scale, axis=axis, dtype=NARROW)

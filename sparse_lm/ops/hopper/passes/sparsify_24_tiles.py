@@ -26,7 +26,7 @@ from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, copy_tile, run_by_tile
 
 _ACROSS = TILE // 4  # tiles of 4 x 4
-_TOO_MANY = sum((mask.bit_count() > 2) << mask for mask in range(16))  # bit i says it of a group whose mask is i
+_TOO_MANY = sum((mask.bit_count() > 2) << mask for mask in range(16))  # bit i: mask i of a group has more than two
 
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:

@@ -18,7 +18,6 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.pallas.mosaic_gpu import PipelinePipeline
 
 from sparse_lm.ops.checks import check_multiples, product_dtype
 from sparse_lm.ops.grouped import group_sizes
@@ -163,10 +162,11 @@ def _multiply(
                     return accumulator
 
                 state = None
-                if isinstance(steps, int):  # else Pallas cannot join pipelines
-                    # The copies of a tile begin before the one before it is stored. None is the last to be waited for:
-                    # nothing else reads what is copied.
-                    state = jnp.where(loop.local_index == 0, PipelinePipeline.START, PipelinePipeline.STEADY)
+                if isinstance(steps, int):  # Pallas joins only pipelines of a known number of steps
+                    # The next tile's copies begin while this tile is stored. No pipeline is the STOP that Pallas asks
+                    # for: it would only wait until all slots are free, and nothing uses these afterwards.
+                    states = plgpu.PipelinePipeline
+                    state = jnp.where(loop.local_index == 0, states.START, states.STEADY)
                 pipeline(steps, step, context, state)(a, b, allocations=allocations)
 
             plgpu.wait_smem_to_gmem(0)
