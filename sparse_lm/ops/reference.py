@@ -23,7 +23,7 @@ from sparse_lm.ops import fp8
 from sparse_lm.ops.activations import by_turns, gradient, halves, hidden
 from sparse_lm.ops.compress import compress_24, condense, pack_24, pad_to_tiles, to_venom
 from sparse_lm.ops.cross_entropy import odds_of_logits
-from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom, unpack_metadata
+from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, SparseVenom, unpack_metadata
 from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.norm import SAVED, rms_norm
@@ -49,16 +49,10 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
 
 
 def soft_threshold_24(w: Array, scale: Array, axis: int, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    if axis == 0:
-        sparse = sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, key=None)
-        return sparse, sparse.to_dense()
-    padded = pad_to_tiles(w.astype(jnp.float32))
-    members = split_groups(padded)
-    first, second = top_two(members)
-    scales = jnp.repeat(scale, w.shape[0] // scale.shape[0])
-    scales = jnp.pad(scales, (0, padded.shape[0] - w.shape[0]))[:, None]
-    scaled = [member * scales for member in soft_threshold(members)]
-    sparse = pack_24(scaled, first, second, shape=w.shape, dtype=dtype)
+    if axis == -1:  # of each row, padding included
+        scale = jnp.repeat(scale, w.shape[0] // scale.shape[0])
+        scale = jnp.pad(scale, (0, -w.shape[0] % TILE))[:, None]
+    sparse = sparsify_24(w, "soft_threshold", axis, scale=scale, dtype=dtype, key=None)
     return sparse, sparse.to_dense()
 
 
