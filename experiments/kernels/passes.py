@@ -75,14 +75,13 @@ class Pass(NamedTuple):
 def sparsifiers() -> Iterator[Pass]:
     """Yields 2:4 along rows and along columns, of weights and of activations; by chance along tokens."""
     for rows, columns, dtype in MATRICES:
-        for method in ("soft_threshold", "magnitude"):
-            for axis in (-1, 0):
-                case = dict(rows=rows, columns=columns, dtype=jnp.dtype(dtype).name, method=method, axis=axis)
-                options = dict(method=method, axis=axis, scale=1.5, dtype=jnp.bfloat16, key=None)
-                yield Pass("sparsify_24", case, functools.partial(_matrix, rows, columns, dtype), options)
+        for axis in (-1, 0):
+            case = dict(rows=rows, columns=columns, dtype=jnp.dtype(dtype).name, method="magnitude", axis=axis)
+            options = dict(method="magnitude", axis=axis, dtype=jnp.bfloat16, key=None)
+            yield Pass("sparsify_24", case, functools.partial(_matrix, rows, columns, dtype), options)
     for rows, columns in ((16384, 8192), (16384, 2048)):  # gradients of the hidden layer, and of the output
         case, draw = dict(rows=rows, columns=columns, method="mvue", axis=0), functools.partial(_matrix, rows, columns)
-        options = dict(method="mvue", axis=0, scale=1.0, dtype=jnp.bfloat16, key=jax.random.key(0))
+        options = dict(method="mvue", axis=0, dtype=jnp.bfloat16, key=jax.random.key(0))
         yield Pass("sparsify_24", case, draw, options)
 
 

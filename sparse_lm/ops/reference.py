@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import sequential_vmap
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from sparse_lm.ops import fp8
 from sparse_lm.ops.activations import by_turns, gradient, halves, hidden
@@ -37,22 +37,22 @@ def unavailable(device: jax.Device) -> None:
     """Returns None: every device that JAX has can run this."""
 
 
-def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None) -> Sparse24:
+def sparsify_24(x: Array, method: str, axis: int, *, dtype: DTypeLike, key: Array | None) -> Sparse24:
     members = split_groups(pad_to_tiles(x.astype(jnp.float32)), axis)
     if method == "mvue":
         first, second, members = sample_two(members, uniform_of_groups(key, members[0].shape, axis))
     else:
         first, second = top_two(members)
-    if method == "soft_threshold":
-        members = soft_threshold(members)
-    return pack_24([member * scale for member in members], first, second, axis=axis, shape=x.shape, dtype=dtype)
+    return pack_24(members, first, second, axis=axis, shape=x.shape, dtype=dtype)
 
 
 def soft_threshold_24(w: Array, scale: Array, axis: int, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
     if axis == -1:  # of each row, padding included
         scale = jnp.repeat(scale, w.shape[0] // scale.shape[0])
         scale = jnp.pad(scale, (0, -w.shape[0] % TILE))[:, None]
-    sparse = sparsify_24(w, "soft_threshold", axis, scale=scale, dtype=dtype, key=None)
+    members = split_groups(pad_to_tiles(w.astype(jnp.float32)), axis)
+    scaled = [member * scale for member in soft_threshold(members)]
+    sparse = pack_24(scaled, *top_two(members), axis=axis, shape=w.shape, dtype=dtype)
     return sparse, sparse.to_dense()
 
 
@@ -68,13 +68,13 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
     kept = venom_columns(x, v, m)
-    condensed = sparsify_24(condense(x, kept, v), "magnitude", -1, scale=1.0, dtype=dtype, key=None)
+    condensed = sparsify_24(condense(x, kept, v), "magnitude", -1, dtype=dtype, key=None)
     return to_venom(condensed, kept, x.shape[1], v, m)
 
 
 def squared_relu_24(h: Array, *, factor: Array | None = None) -> tuple[Sparse24, HiddenStats]:
     y = _squared_relu(h if factor is None else h * factor)
-    sparse = sparsify_24(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
+    sparse = sparsify_24(y, "magnitude", -1, dtype=h.dtype, key=None)
     return sparse, _stats(y, sparse.values)
 
 
@@ -96,7 +96,7 @@ def squared_relu_gradients(
 
     def transpose(x: Sparse24 | SparseVenom) -> Sparse24:
         method = "magnitude" if key is None else "mvue"
-        return sparsify_24(x.to_dense(), method, 0, scale=1.0, dtype=x.dtype, key=key)
+        return sparsify_24(x.to_dense(), method, 0, dtype=x.dtype, key=key)
 
     y_dy = jnp.sum(kept_y * kept_dy, axis=1)[: dy.shape[0]]
     return HiddenGradients(dh, transpose(dh), transpose(y), y_dy)
@@ -106,7 +106,7 @@ def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = spars
     """`sparsify` may be another backend's `sparsify_24`."""
     gate, own = halves(h.astype(jnp.float32))
     y = (jnp.square(jax.nn.relu(gate)) * own).astype(h.dtype)
-    sparse = sparsify(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
+    sparse = sparsify(y, "magnitude", -1, dtype=h.dtype, key=None)
     return sparse, _stats(y, sparse.values)
 
 
@@ -121,7 +121,7 @@ def gated_squared_relu_gradients(
     of_kept = [jnp.where(kept, half, 0).astype(dy.dtype) for half in of_all]
     gates_first = compress_24(jnp.concatenate(of_kept, axis=1), jnp.tile(kept, (1, 2)))
     dense = y.to_dense()
-    dh_t, y_t = (sparsify(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key) for x in (by_turns(*of_kept), dense))
+    dh_t, y_t = (sparsify(x, "mvue", 0, dtype=x.dtype, key=key) for x in (by_turns(*of_kept), dense))
     y_dy = jnp.sum(jnp.where(kept, dense.astype(jnp.float32) * gradient, 0), axis=1)
     return HiddenGradients(gates_first, dh_t, y_t, y_dy)
 
@@ -132,7 +132,7 @@ def hidden_gradients(
     """`sparsify` may be another backend's `sparsify_24`."""
     saved32 = saved.astype(jnp.float32)  # of which 16-bit floats may have no product, and whose differences lose bits
     dh = gradient(dy.astype(jnp.float32), saved32, activation).astype(dy.dtype)
-    dh_t = sparsify(dh, "mvue", 0, scale=1.0, dtype=dh.dtype, key=key)
+    dh_t = sparsify(dh, "mvue", 0, dtype=dh.dtype, key=key)
     return dh, dh_t, hidden(saved32, activation).astype(saved.dtype)
 
 

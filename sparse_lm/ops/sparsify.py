@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from sparse_lm.ops import backends
@@ -22,15 +22,14 @@ from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
 
-METHODS = ("magnitude", "soft_threshold", "mvue")
+METHODS = ("magnitude", "mvue")
 
 
 def sparsify_24(
     x: Float[Array, "rows columns"],
-    method: str = "soft_threshold",
+    method: str = "magnitude",
     axis: int = -1,
     *,
-    scale: ArrayLike = 1.0,
     dtype: DTypeLike | None = None,
     key: Array | None = None,
     implementation: str | None = None,
@@ -39,12 +38,10 @@ def sparsify_24(
 
     Args:
       x: [M, K] float; K need not be a multiple of 4.
-      method: "magnitude" keeps the two largest; "soft_threshold" shrinks them by the second smallest (2409.09099);
-        "mvue" is stochastic, without bias and of minimum variance (2203.10991), up to the 16 bits of its random
-        numbers: with h at most half of a group's magnitudes, a member's expectation is off by less than 2^-16 h, and
-        one below 2^-17 h may never be kept.
+      method: "magnitude" keeps the two largest; "mvue" is stochastic, without bias and of minimum variance
+        (2203.10991), up to the 16 bits of its random numbers: with h at most half of a group's magnitudes, a member's
+        expectation is off by less than 2^-16 h, and one below 2^-17 h may never be kept.
       axis: -1, or 0 for the compressed form of the transpose [K, M], grouped along M.
-      scale: multiplies the kept values; a number or a scalar array.
       key: PRNG key, which "mvue" needs.
     """
     check_matrix("x", x)
@@ -55,11 +52,7 @@ def sparsify_24(
     key = random_key(key)
     if method == "mvue" and key is None:
         raise ValueError("method = 'mvue' is stochastic: key must be given")
-    if jnp.ndim(scale):
-        raise ValueError(f"scale {list(jnp.shape(scale))} must be a number or a scalar array")
-    return backends.dispatch(
-        "sparsify_24", implementation, x, method, axis, scale=scale, dtype=dtype or x.dtype, key=key
-    )
+    return backends.dispatch("sparsify_24", implementation, x, method, axis, dtype=dtype or x.dtype, key=key)
 
 
 def soft_threshold_24(
@@ -71,6 +64,8 @@ def soft_threshold_24(
     implementation: str | None = None,
 ) -> tuple[Sparse24, Array]:
     """Computes beta S(w) of a weight, compressed and dense, from one read of w (2409.09099).
+
+    S shrinks the two largest of each four by the second smallest, and makes zeros of the others.
 
     Args:
       w: of one or more layers, one under the other; of one for axis 0.

@@ -74,7 +74,7 @@ def test_passes(timed):
     cases = [case for name, table in passes.TABLES.items() if name != "e4m3" or TRANSPOSES for case in table()]
     for one in cases:
         assert passes.measure(one, hopper, bandwidth=1e12)["bytes"] > 0
-    assert len(timed) == 2 * len(cases) > 40
+    assert len(timed) == 2 * len(cases) > 30
 
 
 def test_what_a_kernel_need_not_write_is_not_counted(timed):

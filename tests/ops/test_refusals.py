@@ -176,7 +176,6 @@ OTHERS = [
     (r"mask must be bool\[8, 16\]; got float32\[8, 16\]", lambda: ops.sparsify_24_tiles(X, X)),
     (r"mask must be bool\[8, 16\]; got bool\[8, 1\]", lambda: ops.compress_24(X, X[:, :1] > 0)),
     (r"mask must be bool\[8, 16\]; got float32\[8, 16\]", lambda: ops.compress_24(X, X)),
-    (r"scale \[16\] must be a number or a scalar array", lambda: ops.sparsify_24(X, scale=SCALE)),
     ("v = 48 must divide 64 or be a multiple of it", lambda: ops.sparsify_venom(X, 48, 4)),
     ("v = 0 must divide 64 or be a multiple of it", lambda: ops.squared_relu_venom(X, 0, 4)),
     ("v = 48 must divide 64", lambda: ops.to_venom(jitted.sparsify_24(jnp.ones((96, 4))), IDS, 16, 48, 16)),
@@ -216,7 +215,6 @@ OTHERS = [
 WIDE, NARROW = jnp.float32, jnp.bfloat16
 H = jnp.zeros((64, 64), NARROW)
 RBG = jax.random.key(0, impl="rbg")
-OPTIONS = dict(scale=1.0, dtype=NARROW)
 
 
 def w(rows, columns, dtype=NARROW):
@@ -250,9 +248,9 @@ BY_KERNELS = [
     ("multiple", lambda b: scattered(b, 128, 96, 256, 128)),
     ("rows = 200 must be a multiple of 128", lambda b: scattered(b, 128, 64, 200, 128)),
     ("contiguous = 128 must be .* (256|512)", lambda b: scattered(b, 128, 64, 256, 128, config=widest(b))),
-    ("16-bit", lambda b: b.sparsify_24(H, "magnitude", -1, dtype=WIDE, scale=1.0)),
+    ("16-bit", lambda b: b.sparsify_24(H, "magnitude", -1, dtype=WIDE)),
     ("float16", lambda b: b.squared_relu_24(H.astype(WIDE))),
-    ("threefry2x32, not of rbg", lambda b: b.sparsify_24(H, "mvue", -1, key=RBG, **OPTIONS)),
+    ("threefry2x32, not of rbg", lambda b: b.sparsify_24(H, "mvue", -1, key=RBG, dtype=NARROW)),
     ("threefry2x32, not of rbg", lambda b: b.squared_relu_gradients(H, y(), key=RBG)),
     (
         "rows of a scale = 96 must be",

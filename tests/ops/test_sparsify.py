@@ -37,15 +37,22 @@ def test_values_and_metadata_are_laid_out_as_described(shape):
     np.testing.assert_array_equal(sparse.take_rows(some), dense[some])
 
 
-@pytest.mark.parametrize("method", METHODS)
+def sparsify(x, method, axis=-1, *, scale=1.0, dtype=None):
+    if method == "soft_threshold":
+        return ops.soft_threshold_24(x, jnp.full(1, scale), axis, dtype=dtype)[0]
+    return ops.sparsify_24(x, method, axis, dtype=dtype)
+
+
+@pytest.mark.parametrize("method, scale", [("magnitude", 1.0), ("soft_threshold", 1.4826)])
 @pytest.mark.parametrize("dtype, out", [(jnp.float32, None), (jnp.bfloat16, None), (jnp.float32, jnp.bfloat16)])
-def test_groups_are_scaled_in_float32_and_rounded_once(dtype, out, method):
+def test_groups_are_scaled_in_float32_and_rounded_once(dtype, out, method, scale):
     """A width that is no multiple of four counts as padded with zeros."""
-    x, scale = random((37, 54), dtype), np.float32(1.4826)
+    x = random((37, 54), dtype)
     expected, mask = numpy_sparse.sparsify_rows(x, method)
-    sparse = jitted.sparsify_24(x, method, scale=scale, dtype=out)
+    sparse = jax.jit(functools.partial(sparsify, method=method, scale=scale, dtype=out))(x)
     np.testing.assert_array_equal(jitted.mask(sparse), mask)
-    np.testing.assert_array_equal(jitted.dense(sparse), (expected.astype(np.float32) * scale).astype(out or dtype))
+    scaled = expected.astype(np.float32) * np.float32(scale)
+    np.testing.assert_array_equal(jitted.dense(sparse), scaled.astype(out or dtype))
 
 
 def draw_matrix(seed):
@@ -60,8 +67,8 @@ def flush(x):
 
 
 @functools.partial(jax.jit, static_argnames="method")
-def sparsify(x, method):
-    sparse, transposed = ops.sparsify_24(x, method), ops.sparsify_24(x.T, method, axis=0)
+def sparsify_both_ways(x, method):
+    sparse, transposed = sparsify(x, method), sparsify(x.T, method, axis=0)
     return (sparse.to_dense(), transposed.to_dense()), (sparse.mask(), transposed.mask())
 
 
@@ -73,7 +80,7 @@ def test_any_matrix_is_brought_to_the_format(seed, method):
     with np.errstate(invalid="ignore", over="ignore"):
         expected, expected_mask = numpy_sparse.sparsify_rows(x, method)
         expected = result(expected.astype(np.float32))
-    for dense, mask in zip(*sparsify(x, method), strict=True):
+    for dense, mask in zip(*sparsify_both_ways(x, method), strict=True):
         np.testing.assert_array_equal(mask, expected_mask)
         assert_same_bits(result(dense), expected)
 

@@ -95,7 +95,7 @@ def add_norm_gradients(tokens: int) -> Call:
 
 
 def sparsify_24(method: str, axis: int) -> Call:
-    options = dict(method=method, axis=axis, scale=1.5, dtype=TYPE)
+    options = dict(method=method, axis=axis, dtype=TYPE)
     return call(hopper.sparsify_24, x(300, 200), jax.random.key(1), names=("key",), **options)
 
 
@@ -155,7 +155,6 @@ CALLS: dict[str, Callable[[], Call]] = {
         for v in (128, 256)
     },
     "sparsify_24 magnitude, rows": lambda: sparsify_24("magnitude", -1),
-    "sparsify_24 soft threshold, columns": lambda: sparsify_24("soft_threshold", 0),
     "sparsify_24 mvue, columns": lambda: sparsify_24("mvue", 0),
     "soft_threshold_24": lambda: call(
         hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), axis=-1, dtype=TYPE

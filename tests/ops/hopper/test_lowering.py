@@ -138,7 +138,7 @@ def _passes():
         call = named(hopper.soft_threshold_24, axis=axis, **bf16)
         yield f"soft_threshold_24 {axis}", call, (_float32(layers * F, D), _float32(layers)), 0
     for axis in (-1, 0):
-        call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
+        call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, **bf16)
         yield "sparsify_24 mvue", call, (_dense(T, D), key), 0
     mask = jax.ShapeDtypeStruct((F, D), bool)
     yield "sparsify_24_tiles", named(hopper.sparsify_24_tiles, **bf16), (_float32(F, D), mask), 0

@@ -98,10 +98,10 @@ def test_products(product, capability, config, tmp_path):
         assert products and all(name.startswith("HMMA.SP.16832.F32") for name in products)
 
 
-def _sparsify(x, key, method, *, transposed=False, **shape):
+def _sparsify(x, scale, key, method, *, transposed=False, **shape):
     constants = dict(METHOD=method, TRANSPOSED=transposed) | shape
     dense = () if key else ("*bf16",)
-    return sparsify_24.sparsify_24_kernel, (x, "*fp32", key, "*bf16", "*i32", *dense), constants
+    return sparsify_24.sparsify_24_kernel, (x, scale, key, "*bf16", "*i32", *dense), constants
 
 
 def _gradients(dtype):
@@ -112,11 +112,11 @@ def _gradients(dtype):
 
 OF_ACTIVATIONS = dict(ROWS=T, COLUMNS=F, dense=None, SCALED_TILES=None)
 PASSES = {
-    "sparsify_24 mvue of float32": _sparsify("*fp32", "*i32", "mvue", **OF_ACTIVATIONS),
-    "sparsify_24 mvue along columns": _sparsify("*bf16", "*i32", "mvue", transposed=True, **OF_ACTIVATIONS),
-    "soft_threshold_24": _sparsify("*fp32", None, "soft_threshold", ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
+    "sparsify_24 mvue of float32": _sparsify("*fp32", None, "*i32", "mvue", **OF_ACTIVATIONS),
+    "sparsify_24 mvue along columns": _sparsify("*bf16", None, "*i32", "mvue", transposed=True, **OF_ACTIVATIONS),
+    "soft_threshold_24": _sparsify("*fp32", "*fp32", None, "soft_threshold", ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
     "soft_threshold_24 along columns": _sparsify(
-        "*fp32", None, "soft_threshold", transposed=True, ROWS=F, COLUMNS=D, SCALED_TILES=None
+        "*fp32", "*fp32", None, "soft_threshold", transposed=True, ROWS=F, COLUMNS=D, SCALED_TILES=None
     ),
     "squared_relu_24": (
         sparsify_24.squared_relu_24_kernel,

@@ -43,8 +43,8 @@ def positions(nibble: Number) -> tuple[Number, Number]:
     return nibble & 3, nibble >> 2
 
 
-def two_of_four(members: list[Number], method: str) -> Pair:
-    """Selects two of a group of float32, by "magnitude" or "soft_threshold"."""
+def two_of_four(members: list[Number], *, shrink: bool) -> Pair:
+    """Selects the two largest of a group of float32, shrunk as `select.soft_threshold` does if `shrink`."""
     ranks = [magnitude_rank(member) for member in members]
     wins = {(i, j): ranks[i].compare("sge", ranks[j]) for i in range(4) for j in range(i + 1, 4)}
 
@@ -63,7 +63,7 @@ def two_of_four(members: list[Number], method: str) -> Pair:
 
     numbers = [i32(i) for i in range(4)]
     nibble = low(numbers) | (high(numbers) << 2)
-    if method == "magnitude":
+    if not shrink:
         return Pair(low(members), high(members), nibble)
     threshold = _second_smallest(ranks)
     return Pair(*(_shrink(pick(members), pick(ranks), threshold) for pick in (low, high)), nibble)

@@ -15,7 +15,7 @@ import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 
 from sparse_lm.ops.checks import check_multiples, check_selection_dtypes
@@ -29,16 +29,12 @@ from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, two_of_four
 from sparse_lm.ops.mvue import threefry_key
 
 
-def sparsify_24(
-    x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
-) -> Sparse24:
+def sparsify_24(x: Array, method: str, axis: int, *, dtype: DTypeLike, key: Array | None = None) -> Sparse24:
     """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
     "mvue" keys of another generator than JAX's default one."""
     check_selection_dtypes(x.dtype, dtype)
-    padded = pad_to_tiles(x)
-    scale = jnp.asarray(scale, jnp.float32).reshape(1)
     key = threefry_key(key) if method == "mvue" else None
-    values, metadata = _call(padded, scale, method, dtype, transposed=axis == 0, key=key)
+    values, metadata = _call(pad_to_tiles(x), dtype, transposed=axis == 0, key=key)
     return Sparse24(values, metadata, x.shape[::-1] if axis == 0 else x.shape)
 
 
@@ -49,34 +45,36 @@ def soft_threshold_24(w: Array, scale: Array, axis: int, *, dtype: DTypeLike) ->
     if scale.shape[0] > 1:
         check_multiples({"rows of a scale": (w.shape[0] // scale.shape[0], TILE)})
     shape = w.shape[::-1] if axis == 0 else w.shape
-    options = dict(transposed=axis == 0, dense=True)
-    values, metadata, dense = _call(pad_to_tiles(w), scale.astype(jnp.float32), "soft_threshold", dtype, **options)
+    values, metadata, dense = _call(pad_to_tiles(w), dtype, transposed=axis == 0, scale=scale.astype(jnp.float32))
     return Sparse24(values, metadata, shape), dense[: shape[0], : shape[1]]
 
 
 def _call(
-    x: Array, scale: Array, method: str, dtype: DTypeLike, *, transposed=False, dense=False, key: Array | None = None
+    x: Array, dtype: DTypeLike, *, transposed: bool, scale: Array | None = None, key: Array | None = None
 ) -> tuple[Array, ...]:
-    """Computes values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
+    """Computes values and metadata by magnitude, or by "mvue" with a key, int32 [2].
 
-    `key`, int32 [2], is that of "mvue".
+    With a scale by soft threshold, and the masked matrix as well; scale i is that of the i-th share of the rows.
     """
     rows, columns = x.shape[::-1] if transposed else x.shape
     row_tiles = rows // TILE
-    sharing = -(-row_tiles // scale.shape[0])  # tiles of rows with one scale
-    out_type = [*types_24(rows, columns, dtype), *[jax.ShapeDtypeStruct((rows, columns), dtype)] * dense]
+    out_type = types_24(rows, columns, dtype)
+    if scale is not None:
+        out_type = *out_type, jax.ShapeDtypeStruct((rows, columns), dtype)
 
     def sparsify_tile(tile, x_gmem, scale_gmem, key_gmem, values_gmem, metadata_gmem, *rest):
         (*dense_gmem, tile_smem), element = rest, emit.element_of(values_gmem)
-        factor = emit.global_memory(scale_gmem).load(tile.row // sharing)
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
         grouped = [groups_of_four(widen(run)) for run in runs]
-        if method == "mvue":
+        if key is not None:
             above_one = _above_one(mvue.load_key(key_gmem), tile, x.shape, transposed)
             pairs = [map(mvue.sample_two, *row) for row in zip(grouped, above_one, strict=True)]
         else:
-            pairs = [[two_of_four(four, method) for four in row] for row in grouped]
-        pairs = [[pair._replace(low=pair.low * factor, high=pair.high * factor) for pair in row] for row in pairs]
+            pairs = [[two_of_four(four, shrink=scale is not None) for four in row] for row in grouped]
+        if scale is not None:
+            tiles_of_one = -(-row_tiles // scale.shape[0])
+            factor = emit.global_memory(scale_gmem).load(tile.row // tiles_of_one)
+            pairs = [[pair._replace(low=pair.low * factor, high=pair.high * factor) for pair in row] for row in pairs]
         packed = [[PackedPair(packed_24.pack(*pair[:2], element), pair.nibble) for pair in row] for row in pairs]
         tile.store_24(values_gmem, metadata_gmem, packed)
         for ref in dense_gmem:
@@ -86,7 +84,7 @@ def _call(
 
     return run_by_tile(
         sparsify_tile,
-        [x, scale, jnp.zeros(2, jnp.int32) if key is None else key],
+        [x, jnp.zeros(1) if scale is None else scale, jnp.zeros(2, jnp.int32) if key is None else key],
         out_type,
         (row_tiles, columns // TILE),
         scratch=[plgpu.SMEM((TILE, SHARED_STRIDE) if transposed else (1, 1), x.dtype)],

@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -44,8 +44,8 @@ def sparsify_24_kernel(
 ):
     """Sparsifies a tile of x [ROWS, COLUMNS].
 
-    The key is for "mvue". If SCALED_TILES is not None, as many tiles of rows share a scale. If `dense` is not None, the
-    masked matrix goes there.
+    The key is for "mvue". For "soft_threshold" as many tiles of rows as SCALED_TILES share a scale, None being all, and
+    the masked matrix goes to `dense`.
     """
     K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
     row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
@@ -64,11 +64,12 @@ def sparsify_24_kernel(
         low, high, nibble = mvue.sample_two(*members(tile), above_one)
     else:
         low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
-    factor = gl.load(scale if SCALED_TILES is None else scale + row_tile // SCALED_TILES)
-    low, high = low * factor, high * factor
+    if METHOD == "soft_threshold":
+        factor = gl.load(scale if SCALED_TILES is None else scale + row_tile // SCALED_TILES)
+        low, high = low * factor, high * factor
     kept = packed_24.pack(low, high, values.dtype.element_ty)
     tiles.store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES)
-    if dense is not None:
+    if METHOD == "soft_threshold":
         HEIGHT: gl.constexpr = COLUMNS if TRANSPOSED else ROWS
         WIDTH: gl.constexpr = ROWS if TRANSPOSED else COLUMNS
         row, column, offset = tiles.offsets(row_tile, k_tile, WIDTH, _TILE, tiles.TILE_LAYOUT)
@@ -104,17 +105,14 @@ def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUM
     gl.store(stats + 2, kept_energy)
 
 
-def sparsify_24(
-    x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
-) -> Sparse24:
+def sparsify_24(x: Array, method: str, axis: int, *, dtype: DTypeLike, key: Array | None = None) -> Sparse24:
     """See `sparse_lm.ops.sparsify_24`; refuses what `hopper` does."""
     check_selection_dtypes(x.dtype, dtype)
     shape = x.shape[::-1] if axis == 0 else x.shape
-    scale = jnp.asarray(scale, jnp.float32).reshape(1)
     key = threefry_key(key) if method == "mvue" else None
     constants = dict(dense=None, METHOD=method, TRANSPOSED=axis == 0, SCALED_TILES=None)
     out = types_24(*shape, dtype)
-    return Sparse24(*call_by_tiles(sparsify_24_kernel, x, scale, key, out=out, **constants), shape)
+    return Sparse24(*call_by_tiles(sparsify_24_kernel, x, None, key, out=out, **constants), shape)
 
 
 def soft_threshold_24(w: Array, scale: Array, axis: int, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
