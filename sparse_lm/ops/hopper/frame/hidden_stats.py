@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
@@ -25,11 +24,6 @@ _STATS = len(HiddenStats._fields)
 def stats_type(blocks: int, warpgroups: int = 1) -> jax.ShapeDtypeStruct:
     """Returns the type of the array that `store_stats` fills."""
     return jax.ShapeDtypeStruct((blocks, warpgroups * WARPGROUP_SIZE // WARP_SIZE, _STATS), jnp.float32)
-
-
-def sum_stats(stats: Array) -> HiddenStats:
-    """Sums up what `store_stats` stored."""
-    return HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 
 class Seen(NamedTuple):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 
@@ -31,8 +30,3 @@ def store_sums(sums: ir.Value, tile: Tile, totals: Sequence[Number]) -> None:
             total = total + mgpu_utils.shfl_bfly(total, distance)
         row = tile.row * TILE + tile.thread.row + 8 * half
         emit.global_memory(sums).store(tile.column.wide() * emit.shape_of(sums)[1] + row.wide(), total)
-
-
-def add_tiles(sums: Array, rows: int) -> Array:
-    """Sums up what `store_sums` stored of the first rows."""
-    return jnp.sum(sums, axis=0)[:rows]

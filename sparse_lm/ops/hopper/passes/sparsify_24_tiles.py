@@ -58,11 +58,6 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
     return Sparse24(values, metadata, x.shape), Sparse24(values_t, metadata_t, x.shape[::-1])
 
 
-def _index(row: Number, column: Number) -> Number:
-    """Computes which entry of shared memory is that of a row and column of the tile."""
-    return row * SHARED_STRIDE + column
-
-
 def _load_mask(mask: ir.Value, tile: Tile, place: Number) -> Number:
     """Loads the 16 bits of a tile of 4 x 4, row by row, from a matrix of bytes that are 0 or 1."""
     across, along = place // _ACROSS, place % _ACROSS
@@ -102,7 +97,7 @@ def _survivors(
 
         def survivor(position, start=start, mask=mask, has_too_many=has_too_many):
             place = start + position
-            index = _index(*((place, line) if transposed else (line, place)))
+            index = place * SHARED_STRIDE + line if transposed else line * SHARED_STRIDE + place
             (entry,) = emit.widen([emit.shared_memory(tile_smem).load(index)])
             kept = emit.select(_bit(mask >> position), entry, emit.f32(0.0))
             return emit.select(has_too_many, emit.f32(float("nan")), kept)

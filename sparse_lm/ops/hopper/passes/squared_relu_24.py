@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.ops.checks import check_hidden_dtype
@@ -15,7 +16,7 @@ from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import packed_24
 from sparse_lm.ops.hopper.frame.emit import Number, element_of, shape_of
-from sparse_lm.ops.hopper.frame.hidden_stats import Seen, stats_type, store_stats, sum_stats
+from sparse_lm.ops.hopper.frame.hidden_stats import Seen, stats_type, store_stats
 from sparse_lm.ops.hopper.frame.operands import pad_to
 from sparse_lm.ops.hopper.frame.thread_tile import run_by_tile
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four
@@ -66,4 +67,4 @@ def sparsify_hidden(
     outs = *outs, stats_type(math.prod(tiles))
     padded = [pad_to_tiles(h), *(pad_to(x, (tiles[0] * TILE, x.shape[1])) for x in by_row)]
     values, metadata, stats = run_by_tile(sparsify_tile, padded, outs, tiles, name=name)
-    return Sparse24(values, metadata, shape), sum_stats(stats)
+    return Sparse24(values, metadata, shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))

@@ -119,7 +119,7 @@ def squared_relu_gradients(
         Sparse24(values[:, : width // 2], metadata[:, : width // TILE], y.shape[::-1])
         for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
     )
-    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t, row_sums.add_tiles(y_dy, dy.shape[0]))
+    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t, jnp.sum(y_dy, axis=0)[: dy.shape[0]])
 
 
 def _differentiate_rows(

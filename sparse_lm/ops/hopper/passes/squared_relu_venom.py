@@ -24,7 +24,7 @@ from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom, types_24
 from sparse_lm.ops.hopper.frame import emit, packed_24
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
-from sparse_lm.ops.hopper.frame.hidden_stats import Seen, count_nonzeros, stats_type, store_stats, sum_stats
+from sparse_lm.ops.hopper.frame.hidden_stats import Seen, count_nonzeros, stats_type, store_stats
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, magnitude_rank
 
@@ -97,7 +97,7 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
         compiler_params=COMPILER_PARAMS,
         kernel_name="squared_relu_venom",
     )(h)
-    return SparseVenom(values, metadata, columns, shape, v, m), sum_stats(stats)
+    return SparseVenom(values, metadata, columns, shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 
 def _load_tile(h, tile_smem, norms, block, tile_number, v, tile_columns, warps) -> Seen:
