@@ -164,7 +164,12 @@ def _narrow_mixtures(steps: int, width: int) -> dict[str, Overrides]:
     runs = {"dense": _DENSE}
     for number in (16, 32, 64):
         experts = _experts(number, 2, width)
-        runs |= {f"mixture_{number}": _DENSE | experts, f"mixture_{number}_experts24_stay": _experts24(steps, experts)}
+        left = experts | {"sparsity.recipe": "experts24"} | _into_the_decay(steps, 3 / 4)
+        runs |= {
+            f"mixture_{number}": _DENSE | experts,
+            f"mixture_{number}_experts24_95": left,
+            f"mixture_{number}_experts24_stay": _experts24(steps, experts),
+        }
     return runs
 
 
@@ -264,7 +269,7 @@ SUITES = {
     # Mixtures that have read 13, 64 or 91 tokens for each active parameter of their layers, and the dense llama of as
     # many active neurons: 200 M tokens in 6104 steps, or 285 M (`_longer`). Rates and numbers of experts are compared
     # over 100 M. The best rate of a small mixture is 3e-3. Dense runs of `_reached`, up to 540 M tokens, are to reach
-    # the losses of mixtures that have read 200 M.
+    # the losses of mixtures that have read 200 M. `small_lower_rate` asks what dense runs of 570 M want.
     **{
         f"{name}_mixture{end}": Suite(
             llama1b,
@@ -272,9 +277,10 @@ SUITES = {
             _narrow_mixtures(steps, width),
             lengths,
         )
-        for name, rate, model, width in (
-            ("narrow", 1.2e-3, _NARROW_MIXTURE, 768),
-            ("small", 4.5e-3, _SMALL_MIXTURE, 512),
+        for name, rate, model, width, ends in (
+            ("narrow", 1.2e-3, _NARROW_MIXTURE, 768, ("", "_rates")),
+            ("small", 4.5e-3, _SMALL_MIXTURE, 512, ("", "_reached", "_rates", "_longer")),
+            ("small_lower_rate", 3e-3, _SMALL_MIXTURE, 512, ("_longer",)),
         )
         for end, steps, lengths in (
             ("", 6104, (1.0, 1.5, 2.0)),
@@ -282,7 +288,7 @@ SUITES = {
             ("_rates", 3052, (1.0, 1.5, 2.0)),
             ("_longer", 8704, (1.0, 1.5, 2.0)),
         )
-        if name == "small" or end in ("", "_rates")
+        if end in ends
     },
     # These have the layer of AFM-4.5B, or it with Muon, or FP8, on both sides. Mixtures have no Muon.
     **{
