@@ -192,10 +192,18 @@ class Config:
 
 
 def default() -> ml_collections.ConfigDict:
-    """Returns every key at its default, for config files to start from; knobs of recipes are typed placeholders."""
-    values = to_dict(Config())
+    """Returns every key at its default, for config files to start from; knobs of recipes are typed placeholders.
+
+    Raises:
+      TypeError: a recipe has a knob of a type that no key has, of a key's name, or of another type than others'.
+    """
+    values, types = to_dict(Config()), {}
     for recipe in RECIPES.values():
-        values["sparsity"] |= {knob: config_dict.placeholder(kind) for knob, kind in _knobs(recipe).items()}
+        for knob, kind in _knobs(recipe).items():
+            if kind not in (bool, int, float, str) or knob in _KEYS or types.setdefault(knob, kind) is not kind:
+                allowed = "of type bool, int, float or str, as of other recipes, and not named as a key of `sparsity`"
+                raise TypeError(f"knob {knob!r} of recipe {recipe.name!r}, {kind}, must be {allowed}")
+    values["sparsity"] |= {knob: config_dict.placeholder(kind) for knob, kind in types.items()}
     return ml_collections.ConfigDict(values)
 
 
@@ -215,6 +223,9 @@ def parse(config: ml_collections.ConfigDict) -> Config:
         if not ok:
             raise ConfigError(key, values[key], allowed)
     return parsed
+
+
+_KEYS = {"implementation", *(field.name for field in dataclasses.fields(SparsityConfig))}
 
 
 def with_tokenizer(config: Config, path: str) -> Config:

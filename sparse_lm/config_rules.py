@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparse_lm.files import NO_URL
 from sparse_lm.ops import formats
 from sparse_lm.ops.activations import ACTIVATIONS
-from sparse_lm.recipes import RECIPES
+from sparse_lm.recipes import RECIPES, Dense
 from sparse_lm.recipes.base import PRECISIONS, Rule, Shape
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         allowed = f"must be one of {', '.join(able)}: no other computes FFNs with {of_model}"
         yield "sparsity.recipe", recipe.name in able, allowed
     if not recipe.products:
+        of_dense = isinstance(recipe, Dense) or s.start_step >= s.end_step
+        yield "sparsity.recipe", of_dense, "names no `products`, so that it has no sparse phase"
         return
     yield "sparsity.end_step", s.start_step <= s.end_step, f"must be {s.start_step} (start_step) or more"
     yield "sparsity.end_step", s.end_step <= c.steps, f"must not be after config.steps = {c.steps}"
@@ -162,8 +164,9 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     of_parts = "" if c.parts == 1 else f" / {c.parts} parts ({_parts(c)})"
     yield "batch_size", tokens % 4 == 0, f"times seq_len{of_parts} = {tokens} tokens must be a multiple of 4"
     of_device = "" if tensor == 1 else ", of which each device along mesh.tensor has a part"
-    for key, ok, allowed in recipe.rules(Shape(m.dim, width // tensor, tokens)):
-        yield f"sparsity.{key}", ok, allowed + of_device
+    of_shape = {"dim": "model.dim", "neurons": width_key, "tokens": "batch_size"}
+    for name, ok, allowed in recipe.rules(Shape(m.dim, width // tensor, tokens)):
+        yield of_shape.get(name, f"sparsity.{name}"), ok, allowed + of_device
 
 
 def _parts(c: Config) -> str:

@@ -1,7 +1,10 @@
 """Recipes: ways to compute the six matrix products of a squared-ReLU FFN, or of a mixture's experts, one a file.
 
-The README shows one in another training loop, docs/library.md whole loops.
+The README shows one in another training loop, docs/library.md whole loops. Installed packages add recipes of their own
+by entry points of the group "sparse_lm.recipes".
 """
+
+from importlib.metadata import entry_points
 
 from sparse_lm.recipes.act24 import Act24
 from sparse_lm.recipes.base import Recipe
@@ -13,8 +16,8 @@ from sparse_lm.recipes.slices import Slices
 from sparse_lm.recipes.sste import SSte
 from sparse_lm.recipes.venom import Venom
 
-RECIPES: dict[str, type[Recipe]] = {
-    recipe.name: recipe for recipe in (Dense, Fst, SSte, Act24, Venom, Slices, DenseSlices, Experts24)
-}
+_OWN = Dense, Fst, SSte, Act24, Venom, Slices, DenseSlices, Experts24
+_OTHERS = (entry.load() for entry in entry_points(group="sparse_lm.recipes"))
+RECIPES: dict[str, type[Recipe]] = {recipe.name: recipe for recipe in (*_OWN, *_OTHERS)}
 
 __all__ = ["DENSE", "RECIPES", "Act24", "Dense", "DenseSlices", "Experts24", "Fst", "Recipe", "SSte", "Slices", "Venom"]

@@ -45,7 +45,7 @@ PRECISIONS = ("bf16", "fp8")
 _NUMBERS = {"int": (numbers.Integral, "an integer"), "float": (numbers.Real, "a number")}
 
 Rule = tuple[str, bool, str]
-"""(knob or key, is its value allowed, what is allowed)."""
+"""(knob, or field of `Shape`; is its value allowed; what is allowed)."""
 
 
 class Shape(NamedTuple):
@@ -75,6 +75,10 @@ class Recipe:
     shards: int = 1
     activation: str = SQUARED_RELU
     precision: str = "bf16"
+
+    def __init_subclass__(cls):
+        if unknown := [product for product in cls.products if product not in PRODUCTS]:
+            raise TypeError(f"products of {cls.__name__} must be among {', '.join(PRODUCTS)}, not {', '.join(unknown)}")
 
     def __post_init__(self):
         for knob in dataclasses.fields(self):
@@ -220,9 +224,11 @@ class Recipe:
         neurons, dim = w2.shape
         if self.shards < 1 or neurons % self.shards:
             raise ValueError(f"shards = {self.shards} of recipe {self.name!r}: must divide the {neurons} neurons")
-        for knob, ok, allowed in self.rules(Shape(dim, neurons // self.shards)):
+        shape = Shape(dim, neurons // self.shards)
+        for name, ok, allowed in self.rules(shape):
             if not ok:
-                raise ValueError(f"{knob} = {getattr(self, knob)!r} of recipe {self.name!r}: {allowed}")
+                value = getattr(shape if name in Shape._fields else self, name)
+                raise ValueError(f"{name} = {value!r} of recipe {self.name!r}: {allowed}")
         if (self.products and neurons % 4) or (self.sparse_weights and dim % 4):
             raise ValueError(f"w2 {[neurons, dim]}, [F, D], must have multiples of 4 for recipe {self.name!r}")
 
@@ -285,7 +291,7 @@ class Recipe:
         tokens = x.reshape(-1, x.shape[-1])
         check_order(order, len(tokens))
         tokens, w1, w2, state, order = jax.tree.map(jnp.asarray, (tokens, w1, w2, state, order))  # NumPy's, too
-        layer = _checked_layer(layer, weights)
+        layer = _checked_layer(layer, weights, w1, w2)
         with jax.named_scope("feed_forward"):
             o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, random_key(key), order, weights, layer)
         return o.reshape(x.shape), stats
@@ -328,7 +334,7 @@ class Recipe:
         self._check_arrays(w1, w2, x)
         if axes == ONE_DEVICE:
             _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)
-        state, layer = self._checked_state(state, w1, w2, axes), _checked_layer(layer, weights)
+        state, layer = self._checked_state(state, w1, w2, axes), _checked_layer(layer, weights, w1, w2)
         x, w1, w2, gates, groups, state = jax.tree.map(jnp.asarray, (x, w1, w2, gates, groups, state))
         with jax.named_scope("feed_forward"):
             key = random_key(key)
@@ -373,8 +379,14 @@ class Recipe:
         return state
 
 
-def _checked_layer(layer: Array | int, weights: tuple[WeightForms, WeightForms] | None) -> Array:
-    """Refuses the number of a layer that prepared weights do not have, unless it is a tracer."""
+def _checked_layer(layer: Array | int, weights: tuple[WeightForms, WeightForms] | None, *of: Array) -> Array:
+    """Refuses prepared weights of other shapes than `of`, and the number of a layer that they do not have.
+
+    A number that is a tracer is not looked at.
+    """
+    for forms, w in zip(weights or (), of, strict=weights is not None):
+        if (forms.neurons, forms.dim) != w.shape:
+            raise ValueError(f"weights= are of [{forms.neurons}, {forms.dim}], and must be of {[*w.shape]}")
     if weights is not None and not isinstance(layer, jax.core.Tracer) and not 0 <= layer < weights[0].layers:
         raise ValueError(f"layer = {layer} must be in 0..{weights[0].layers - 1}: weights= have these layers")
     return jnp.asarray(layer, jnp.int32)

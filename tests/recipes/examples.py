@@ -95,8 +95,8 @@ def expected(recipe, draw, **inputs):
         knobs = dict(masks=(np.asarray(state.mask_up), np.asarray(state.mask_down)))
     elif recipe.name == "act24":
         knobs = dict(dense_features=recipe.dense_features, rounded=rounded if recipe.precision == "fp8" else None)
-    elif recipe.sparse_weights:
-        knobs = dict(scales=[float(value) for name, value in state._asdict().items() if name.startswith("scale_")])
+    elif scales := [float(value) for name, value in state._asdict().items() if name.startswith("scale_")]:
+        knobs = dict(scales=scales)
     if recipe.name in ("venom", "slices", "dense_slices"):
         knobs |= dict(centroids=np.asarray(state.centroids, np.float64), m=recipe.m)
     if recipe.name in ("venom", "slices"):

@@ -90,6 +90,9 @@ def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
     jax.tree.map(np.testing.assert_array_equal, run(), run(**prepared))
     with pytest.raises(ValueError, match="weights= are prepared in float32: must be in the dtype of x, bfloat16"):
         recipe.ffn(X.astype(jnp.bfloat16), W1, W2, state, **prepared)
+    others = tuple(dataclasses.replace(forms, dim=8) for forms in prepared["weights"])
+    with pytest.raises(ValueError, match=r"weights= are of \[\d+, 8\], and must be of \[\d+, \d+\]"):
+        recipe.ffn(X, W1, W2, state, **prepared | dict(weights=others))
     for layer in (3, -1, jnp.int32(3)):
         with pytest.raises(ValueError, match=rf"layer = {layer} must be in 0\.\.2: weights= have these layers"):
             recipe.ffn(X, W1, W2, state, **prepared | dict(layer=layer))
