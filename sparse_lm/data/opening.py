@@ -76,7 +76,8 @@ def _open_path(config: Config, directory: Path, tokenizer: Tokenizer | None) -> 
         raise ConfigError("data.path", config.data.path, f"{directory} {what}")
     data = open_prepared(directory)
     if tokenizer and tokenizer_lib.fingerprint(tokenizer) != data.info["tokenizer_sha256"]:
-        reason = f"must be empty or the one of the data, {data.tokenizer_path}"
+        other = f"or prepare the text with --tokenizer={config.data.tokenizer}"
+        reason = f"must be the one of the data, {data.tokenizer_path}; {other}"
         raise ConfigError("data.tokenizer", config.data.tokenizer, reason)
     if config.seq_len != data.seq_len:
         allowed = f"must be {data.seq_len}, with which {directory} was prepared; or prepare it for {config.seq_len}"

@@ -139,6 +139,8 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     kind = hf.get("model_type")
     _allow("model_type", kind, tuple(_ABSENT))
     hf = _ABSENT[kind] | dict(hf)
+    for key in ("rope_scaling", "rope_parameters", "quantization_config"):
+        _checked(key, hf.get(key), isinstance(hf.get(key) or {}, Mapping), "must be a group of keys")
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}  # of both, either version reads the first
     _refuse_variants(hf, rope)
     dim, heads = _count(hf, "hidden_size"), _count(hf, "num_attention_heads")
@@ -153,8 +155,8 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
         "ffn_dim": _count(hf, "intermediate_size"),
         "vocab_size": _count(hf, "vocab_size"),
         "activation": _activation(hf["hidden_act"], gated),
-        "rope_theta": rope.get("rope_theta", hf.get("rope_theta", 10_000.0)),
-        "norm_epsilon": hf["rms_norm_eps"],
+        "rope_theta": _number("rope_theta", rope.get("rope_theta", hf.get("rope_theta", 10_000.0))),
+        "norm_epsilon": _number("rms_norm_eps", hf["rms_norm_eps"]),
         "tie_embeddings": hf.get("tie_word_embeddings") or False,
     }
 
@@ -170,6 +172,7 @@ def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Refuses keys that change what a Llama computes."""
     _allow("attention_bias", hf.get("attention_bias", False), (False,))
     _allow("mlp_bias", hf.get("mlp_bias", False), (False,))
+    _allow("tie_word_embeddings", hf.get("tie_word_embeddings"), (True, False, None))
     quantization = (hf.get("quantization_config") or {}).get("quant_method")
     _allow("quant_method", quantization, (None,), " (weights are read as they are)")
     _allow("use_sliding_window", hf.get("use_sliding_window") or False, (False,), " (attention sees all positions)")
@@ -181,6 +184,10 @@ def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
 def _count(hf: Mapping[str, Any], key: str) -> int:
     value = hf.get(key)
     return _checked(key, value, type(value) is int and value > 0, "must be a positive integer")
+
+
+def _number(key: str, value: Any) -> float:
+    return _checked(key, value, type(value) in (int, float), "must be a number")
 
 
 def _allow(key: str, value: Any, allowed: tuple, why: str = "") -> None:

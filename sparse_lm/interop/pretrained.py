@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparse_lm.config import Config, with_tokenizer
-from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.data.tokenizer import end_of_text, fingerprint, load_tokenizer, vocabulary_size
 from sparse_lm.errors import ConfigError, DataError
 from sparse_lm.interop.hf_config import from_hf_config
 from sparse_lm.interop.hf_weights import empty_params, hf_tensors
 from sparse_lm.interop.shards import open_tensors
 from sparse_lm.model.llama import Params
 
+_log = logging.getLogger(__name__)
 DTYPES = ("F32", "BF16", "F16")
 _EMBED, _UNEMBED = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -36,6 +38,9 @@ class Pretrained:
             raise self._refusal(f"must be a directory with config.json: {error.strerror}") from error
         except ValueError as error:
             raise self._refusal(f"its config.json is not JSON: {error}") from error
+        if not isinstance(hf_config, dict):
+            raise self._refusal("its config.json is no group of keys")
+        self._ends_of_text = hf_config.get("eos_token_id")
         try:
             self._stored = open_tensors(self._directory)
             gated = any(name.endswith("gate_proj.weight") for name in self._stored)
@@ -49,21 +54,31 @@ class Pretrained:
         """Returns the run's configuration, with the model's tokenizer if it names none: embeddings are of its tokens.
 
         Raises:
-          ConfigError: it names none and the model comes without, or it names one with other tokens.
+          ConfigError: it names none and the model comes without, or it names another; or the model has fewer
+            embeddings than its tokenizer has entries.
         """
         own, named = self._directory / "tokenizer.json", self._config.data.tokenizer
         if not own.is_file():
             if not named:
                 raise ConfigError("data.tokenizer", named, f"must name the tokenizer of {own.parent}, which has none")
             return self._config
+        try:
+            tokenizer = load_tokenizer(own)
+        except DataError as error:
+            raise self._refusal(str(error)) from error
+        if (entries := vocabulary_size(tokenizer)) > self._config.model.vocab_size:
+            raise self._refusal(f"its tokenizer.json has {entries} entries, and its vocab_size must be as many")
+        ends, end = self._ends_of_text, end_of_text(tokenizer)
+        if ends is not None and end not in (ends if isinstance(ends, list) else [ends]):
+            _log.warning("%s ends texts by token %s: here, and in an export, token %d does", own.parent, ends, end)
         if not named:
             return with_tokenizer(self._config, str(own))
         try:
-            one, other = (load_tokenizer(path).get_vocab(with_added_tokens=True) for path in (named, own))
+            same = fingerprint(load_tokenizer(named)) == fingerprint(tokenizer)
         except DataError as error:
             raise ConfigError("data.tokenizer", named, str(error)) from error
-        if one != other:
-            raise ConfigError("data.tokenizer", named, f"must be empty or have the tokens of {own}")
+        if not same:
+            raise ConfigError("data.tokenizer", named, f"must be empty or tokenise as {own}")
         return self._config
 
     def params(self) -> Params:

@@ -42,10 +42,10 @@ def write_shards(directory: Path, tensors: Mapping[str, np.ndarray], shard_bytes
 
 
 def _files(directory: Path) -> list[Path]:
-    """Returns the files of a model: there may be others, such as averaged weights."""
-    index = directory / INDEX
-    if not index.is_file():
-        return [directory / SINGLE]
+    """Returns the files of a model, those that transformers reads: there may be others, such as averaged weights."""
+    single, index = directory / SINGLE, directory / INDEX
+    if single.is_file() or not index.is_file():
+        return [single]
     try:
         return [directory / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -164,7 +164,7 @@ def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, toke
             changed(prepared, "model", document_separator=9),
             rf"model\..*separator = 9: must be {end}, the end of text of",
         ),
-        (changed(prepared, "data", tokenizer=other), r"data\.tokenizer = '.*': must be empty or the one of the"),
+        (changed(prepared, "data", tokenizer=other), r"data\.tokenizer = '.*': must be the one of the"),
         *((changed(config, "data", path=mixture), message) for mixture, message in mixtures.items()),
     ):
         with pytest.raises(ConfigError, match=rf"^config\.{message}"):

@@ -46,6 +46,9 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
         (ARCEE | {"rope_parameters": {"partial_rotary_factor": 0.5}}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"partial_rotary_factor": 0.5}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"quantization_config": {"quant_method": "fp8"}}, False, "quant_method = 'fp8': must be None"),
+        (ARCEE | {"quantization_config": "bnb"}, False, "quantization_config = 'bnb': must be a group of keys"),
+        (ARCEE | {"rope_parameters": {"rope_theta": "1e6"}}, False, "rope_theta = '1e6': must be a number"),
+        (LLAMA | {"tie_word_embeddings": "false"}, True, "tie_word_embeddings = 'false': must be True or False"),
         ({k: v for k, v in ARCEE.items() if k != "vocab_size"}, False, "vocab_size = None: must be a positive integer"),
     ],
 )

@@ -1,15 +1,17 @@
 """Models of transformers as starting points."""
 
 import dataclasses
+import json
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers.normalizers import Lowercase
 
 from sparse_lm.config import Config, DataConfig
-from sparse_lm.data.tokenizer import train_tokenizer
+from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.errors import ConfigError
 from sparse_lm.interop.pretrained import Pretrained
 from tests.interop.models import MODELS, random_params, write_model
@@ -117,10 +119,30 @@ def test_tokens_are_those_of_the_model(save, tmp_path):
 
     same = named(tmp_path / "tokenizer.json")
     assert Pretrained(same).config_with_tokenizer() == same
-    train_tokenizer(["other words, of which as many are made"] * 9, vocab_size=275).save(str(tmp_path / "other.json"))
-    with pytest.raises(ConfigError, match=r"must be empty or have the tokens of .*hf/tokenizer\.json"):
+    other = load_tokenizer(own)  # which has the same tokens
+    other.normalizer = Lowercase()
+    other.save(str(tmp_path / "other.json"))
+    with pytest.raises(ConfigError, match=r"must be empty or tokenise as .*hf/tokenizer\.json"):
         Pretrained(named(tmp_path / "other.json")).config_with_tokenizer()
     own.unlink()
     with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '': must name the tokenizer of"):
         Pretrained(config).config_with_tokenizer()
     assert Pretrained(same).config_with_tokenizer() == same
+
+
+def test_a_tokenizer_that_does_not_fit_its_model_is_named(save, tmp_path, caplog):
+    config = save("grouped")
+    file, own = tmp_path / "hf" / "config.json", tmp_path / "hf" / "tokenizer.json"
+    stated, end, other = json.loads(file.read_text()), end_of_text(load_tokenizer(own)), config.model.vocab_size - 1
+    for ends, warned in ((other, True), ([other, end], False), (None, False)):
+        file.write_text(json.dumps(stated | {"eos_token_id": ends}))
+        caplog.clear()
+        Pretrained(config).config_with_tokenizer()
+        assert (f"ends texts by token {other}: here, and in an export, token {end} does" in caplog.text) == warned
+    many = load_tokenizer(own)
+    many.add_tokens([f"word {number}" for number in range(300)])
+    many.save(str(own))
+    with pytest.raises(
+        ConfigError, match=r"config\.init_from = .*: its tokenizer\.json has \d+ entries, and its vocab"
+    ):
+        Pretrained(config).config_with_tokenizer()

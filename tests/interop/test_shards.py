@@ -49,3 +49,10 @@ def test_other_weights_beside_the_model_are_not_its_own(tmp_path):
     stored = open_tensors(tmp_path)
     for name, array in make_tensors().items():
         np.testing.assert_array_equal(stored[name][:], array)
+
+
+def test_one_file_is_read_before_an_index_of_older_ones(tmp_path):
+    write_shards(tmp_path, make_tensors(1), 400)
+    write_shards(tmp_path, make_tensors(), 10**6)
+    stored = open_tensors(tmp_path)
+    np.testing.assert_array_equal(stored["b"][:], make_tensors()["b"])
