@@ -77,7 +77,7 @@ def prepare(
         else:
             train, rest = corpus, heldout
             evaluated = list(on_parts("reading the held-out text", survey_documents, heldout))
-            other = sum_up(evaluated)
+            other = sum_up(evaluated, what="the held-out text")
             found = sum_up(on_parts("reading the text", survey_documents, corpus), others=evaluated)
             if found.repeated:
                 warning = "%s of the training documents are held out, too: evaluation will read what was trained on"
@@ -85,6 +85,7 @@ def prepare(
             found = dataclasses.replace(
                 found,
                 sha256=hashlib.sha256((found.sha256 + other.sha256).encode()).hexdigest(),
+                size=found.size + other.size,
                 documents=found.documents + other.documents,
                 replaced=found.replaced + other.replaced,
             )
@@ -122,6 +123,10 @@ def prepare(
             if (tokens := counts["tokens"]) < seq_len:
                 repeats = "the %s has %d tokens: a window of %d repeats them, so that losses come out too low"
                 _log.warning(repeats, what, tokens, seq_len)
+        kept = sum(counts["bytes"] for counts in metadata["splits"].values())
+        if abs(kept - found.size) > found.documents + found.size / 100:  # a space before each document is no loss
+            lost = "the tokens spell %s bytes of a text of %s: the tokenizer changes it, and bits per byte are off"
+            _log.warning(lost, f"{kept:,}", f"{found.size:,}")
         complete = folder / "complete"
         packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)

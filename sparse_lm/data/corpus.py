@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,9 @@ from typing import Protocol
 from sparse_lm.data.readers import COMPRESSIONS, JSON, LINES, PARQUET, read_documents, split_suffix
 from sparse_lm.errors import DataError
 
-SUFFIXES = (".txt", ".py", ".md", LINES)
+_log = logging.getLogger(__name__)
+
+SUFFIXES = (".txt", ".py", ".md", *LINES)
 # A .json file is text only where it is compressed, as C4 is published, or named: settings are more often in one.
 READABLE = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}; {JSON} with one of these; {PARQUET}"
 PART_BYTES = 2 * 2**20  # of files, at least, if there are several in a part; compressed text is some six times as long
@@ -83,6 +86,11 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
             if os.path.isdir(pattern):
                 others = f" but a directory, whose files are {os.path.join(pattern, '**', '*')!r}"
             raise DataError(f"{pattern!r} matches no file of text{others}; readable: {READABLE}")
+        if others := {*found} - {*texts}:
+            kinds = ", ".join(sorted({path.suffix or path.name for path in others}))
+            _log.info(
+                "%r: %d files of text; %d of other kinds are left out: %s", pattern, len(texts), len(others), kinds
+            )
         paths.update(texts)
     # Absolute: they are the same files wherever they are named from. Of a file's paths the first one.
     spelled = {path.resolve(): path.absolute() for path in sorted(paths, reverse=True)}

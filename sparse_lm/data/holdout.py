@@ -76,11 +76,13 @@ def survey_documents(corpus: Corpus) -> tuple[bytes, np.ndarray, int]:
 
 
 def sum_up(
-    parts: Iterable[tuple[bytes, np.ndarray, int]], others: Iterable[tuple[bytes, np.ndarray, int]] = ()
+    parts: Iterable[tuple[bytes, np.ndarray, int]],
+    others: Iterable[tuple[bytes, np.ndarray, int]] = (),
+    what: str = "the corpus",
 ) -> Survey:
     """Sums up a corpus whose parts `survey_documents` has read, and which of its documents are in `others`.
 
-    Raises DataError if there is no text in the parts.
+    Raises DataError, which says `what` is empty, if there is no text in the parts.
     """
     total, size, largest, documents, replaced, repeated = hashlib.sha256(), 0, 0, 0, 0, 0
     ranks_of_others = _ranks(b"".join(digests for digests, *_ in others))
@@ -95,7 +97,7 @@ def sum_up(
         lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))
         lowest = Counter(dict(sorted(lowest.items())[:COUNTED]))  # there may be many parts
     if not size:
-        raise DataError("the corpus is empty: it has no document with any text")
+        raise DataError(f"{what} is empty: it has no document with any text")
     return Survey(size, largest, list(lowest.items()), total.hexdigest(), documents, replaced, repeated)
 
 
@@ -128,7 +130,9 @@ def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey]) -> tuple[Select
     else:
         stop = max(stop, int(RANKS * share))  # all that were counted are held out, and others of so many
     if not held:
-        raise DataError("the corpus is a single short document: there must be another one to hold out")
+        raise DataError(
+            "the corpus is a single short document, perhaps again and again: there must be another one to hold out"
+        )
     heldout = Selection(corpus, start, stop, limit=limit)
     return dataclasses.replace(heldout, others=True), heldout, found
 

@@ -18,7 +18,7 @@ except ImportError:
     from backports import zstd
 
 COMPRESSIONS = {".gz": gzip.open, ".zst": zstd.open}  # which read every member or frame, and refuse one that is cut off
-LINES, JSON, PARQUET = ".jsonl", ".json", ".parquet"  # files of any other suffix are text
+LINES, JSON, PARQUET = (".jsonl", ".ndjson"), ".json", ".parquet"  # files of any other suffix are text
 PIECE = 64 * 1024  # characters; a longer text file becomes several documents
 HEAD = 8192  # bytes in which to look if a file is text
 PARQUET_ROWS = 1024  # read at one time
@@ -37,7 +37,7 @@ def read_documents(path: Path, text_field: str) -> Iterator[str]:
     `text_field` is the field of a JSON record, or column of a Parquet file, that holds its text.
 
     Raises:
-      DataError: the file cannot be read, is no text, or a record has no such text.
+      DataError: the file cannot be read, is no text, or a record has no such text; null is an empty one.
     """
     suffix, compression = split_suffix(path)
     try:
@@ -49,16 +49,16 @@ def read_documents(path: Path, text_field: str) -> Iterator[str]:
         opener = COMPRESSIONS.get(compression, open)
         with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="\n") as stream:
             head = stream.buffer.peek(HEAD)[:HEAD].removeprefix(codecs.BOM_UTF8)
+            _check_text(head)
             if suffix == JSON and head.lstrip().startswith(b"["):
                 for number, record in enumerate(_parse(stream.read(), str(path)), start=1):
                     yield _text(record, f"{path}:item {number}", text_field)
-            elif suffix in (LINES, JSON):
+            elif suffix in (*LINES, JSON):
                 for number, line in enumerate(stream, start=1):
                     if line.strip():
                         place = f"{path}:{number}"
                         yield _text(_parse(line, place), place, text_field)
             else:
-                _check_text(head)
                 yield from pieces(stream, PIECE)
     except (OSError, EOFError, zlib.error, zstd.ZstdError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
@@ -98,10 +98,11 @@ def _text(record: Any, place: str, field: str) -> str:
     fields = record if isinstance(record, dict) else {}
     if field not in fields:
         raise DataError(f"{place}: no text in field {field!r}; fields here: {', '.join(fields) or 'none'}")
-    if not isinstance(fields[field], str):
-        raise DataError(f"{place}: field {field!r} is no text but of type {type(fields[field]).__name__}")
-    # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
-    return fields[field].encode("utf-8", "replace").decode("utf-8")
+    text = "" if fields[field] is None else fields[field]
+    if not isinstance(text, str):
+        raise DataError(f"{place}: field {field!r} is no text but of type {type(text).__name__}")
+    # JSON can spell half of a surrogate pair, which is no character: U+FFFD, as bytes that are none.
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _parquet_texts(path: Path, field: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sparse_lm.errors import DataError
 
@@ -27,7 +27,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     the end of text are among its `vocab_size` entries, at least 257, of which a small corpus may give fewer.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # What is learnt of a word takes the square of its length. Only learning cuts it.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\S{1000}"), "isolated"), by_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -36,6 +38,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = by_bytes
     return tokenizer
 
 

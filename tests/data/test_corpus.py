@@ -55,8 +55,10 @@ def test_a_parquet_file_has_a_document_a_row(tmp_path, monkeypatch):
     assert list(corpus.find_files([f"{tmp_path}/c.parquet"], text_field="body")) == present
     with pytest.raises(DataError, match=r"c\.parquet: no column 'text'; columns: body"):
         list(corpus.find_files([f"{tmp_path}/c.parquet"]))
-    write_parquet(tmp_path / "d.parquet", text=["x"] * 5 + [None])
-    with pytest.raises(DataError, match=r"d\.parquet:row 6: field 'text' is no text but of type NoneType"):
+    write_parquet(tmp_path / "d.parquet", text=["x", None, "y"])
+    assert list(corpus.find_files([f"{tmp_path}/d.parquet"])) == ["x", "y"]
+    write_parquet(tmp_path / "d.parquet", text=[None] * 5 + [7])
+    with pytest.raises(DataError, match=r"d\.parquet:row 6: field 'text' is no text but of type int"):
         list(corpus.find_files([f"{tmp_path}/d.parquet"]))
 
 
@@ -129,6 +131,7 @@ def test_files_come_sorted_and_once_however_their_paths_are_spelled(tmp_path, mo
         ("a.txt.gz", gzip.compress(b"cut off" * 100, mtime=0)[:-9], "cannot read .*a.txt.gz"),
         ("a.jsonl.zst", b"", "cannot read .*a.jsonl.zst: the file is empty"),
         ("image", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "cannot read .*image: it is binary, not text"),
+        ("utf16.ndjson", json.dumps({"text": TEXT}).encode("utf-16"), "cannot read .*utf16.ndjson: it is binary"),
         ("utf16.txt", TEXT.encode("utf-16"), "cannot read .*utf16.txt: it is binary, not text"),
         ("a.txt", "\u0422\u0435\u043a\u0441\u0442 in all".encode("cp1251"), "read .*a.txt: it is not text in UTF-8"),
         ("a.parquet", b"PAR1 and no more", "cannot read .*a.parquet"),
@@ -151,3 +154,18 @@ def test_patterns_without_text_and_links_that_lead_nowhere_are_refused(tmp_path)
     (tmp_path / "b.txt.gz").symlink_to("gone")
     with pytest.raises(DataError, match=r"b\.txt\.gz is a link that leads to no file"):
         corpus.find_files([f"{tmp_path}/*"])
+
+
+def test_halves_of_surrogate_pairs_read_as_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "a.ndjson").write_text(r'{"text": "\ud83d caf\u00e9 \ude00 \ud83d\ude00"}')
+    assert list(corpus.find_files([f"{tmp_path}/*"])) == ["\ufffd caf\u00e9 \ufffd \U0001f600"]
+
+
+def test_what_a_pattern_leaves_out_is_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    for name in ("a.txt", "b.jsonl", "c.bz2", "d.rst", "e.rst", "f"):
+        (tmp_path / name).write_text("{}")
+    corpus.find_files([f"{tmp_path}/*.txt"])
+    assert not caplog.text
+    corpus.find_files([f"{tmp_path}/*"])
+    assert "2 files of text; 4 of other kinds are left out: .bz2, .rst, f" in caplog.text

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers.normalizers import Replace
 
 from sparse_lm import prepare_data
 from sparse_lm.data import corpus, packing, tokenizer
 from sparse_lm.data.dataset import Data, open_prepared
 from sparse_lm.errors import DataError, OutputError
 from tests.command_lines import run_each
-from tests.data.examples import make_documents, write_c4, write_dclm, write_jsonl
+from tests.data.examples import make_documents, make_tokenizer, write_c4, write_dclm, write_jsonl
 
 
 @pytest.fixture
@@ -176,6 +177,7 @@ def test_data_appear_where_a_link_leads_replace_nothing_and_are_no_source(files,
     [
         ([], {}, "no text: name it with --files or --tfds"),
         (["*.txt"], {}, "the corpus is empty"),
+        (["*.md"], {"heldout_files": ["*.txt"]}, "the held-out text is empty"),
         (["*.txt"], {"tfds": "c4"}, "--tfds=c4 brings its own documents: leave out --files"),
         ([], {"tfds": "c4", "text_field": "body"}, "--text_field=body is for --files"),
         ([], {"tfds": "none"}, "no TFDS dataset in .*none"),
@@ -185,5 +187,19 @@ def test_data_appear_where_a_link_leads_replace_nothing_and_are_no_source(files,
 def test_sources_that_contradict_each_other_or_hold_nothing_are_refused(tmp_path, files, options, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("")
+    Path("text.md").write_text("text")
     with pytest.raises(DataError, match=message):
         prepare_data.prepare_files(files, Path("out"), seq_len=8, **options)
+
+
+def test_a_tokenizer_that_loses_text_is_pointed_out(tmp_path, caplog):
+    (tmp_path / "text.txt").write_text("some words, ß and 漢字\n" * 400)
+    own = make_tokenizer()
+    for lossy in (False, True):
+        assert "bits per byte are off" not in caplog.text
+        if lossy:
+            own.normalizer = Replace("words", "")
+        own.save(str(tmp_path / "tokenizer.json"))
+        options = dict(seq_len=8, tokenizer=str(tmp_path / "tokenizer.json"))
+        prepare_data.prepare_files([f"{tmp_path}/text.txt"], tmp_path / f"lossy {lossy}", **options)
+    assert "the tokens spell 8,400 bytes of a text of 10,400: the tokenizer changes it" in caplog.text

@@ -32,6 +32,13 @@ def test_training_is_deterministic_and_reaches_its_size():
     assert tokenizer_lib.vocabulary_size(tokenizer_lib.train_tokenizer(["ab " * 9], 257)) == 257
 
 
+@pytest.mark.timeout(20)
+def test_a_word_of_any_length_is_learnt_from_in_parts():
+    word = "".join(np.random.default_rng(0).choice([*"ACGT"], 500_000))
+    tokenizer = tokenizer_lib.train_tokenizer([word, "a text of words"], vocab_size=600)
+    assert tokenizer.decode(tokenizer.encode(word).ids) == word and len(tokenizer.encode(word).ids) < len(word) / 3
+
+
 def test_truncation_padding_and_what_adds_tokens_in_a_tokenizer_file_are_ignored(tmp_path):
     documents = make_documents(5)
     expected = [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, TOKENIZER)]
