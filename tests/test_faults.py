@@ -137,6 +137,20 @@ def test_sigterm_is_obeyed(moments, config, whole, tmp_path, monkeypatch, capsys
     assert_same_end(tmp_path, whole, config)
 
 
+def test_a_start_that_trains_nothing_changes_nothing(config, whole, tmp_path, monkeypatch):
+    """So that the command before it still goes on; and without checkpoints none begins anew over what was logged."""
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    monkeypatch.setattr(loop, "print_overview", terminate_once(loop.print_overview))
+    assert not loop.train(dataclasses.replace(config, steps=24), str(workdir))
+    assert loop.train(config, str(workdir))
+    assert_same_end(workdir, whole, config)
+    shutil.rmtree(workdir / "checkpoints")
+    logged = (workdir / "metrics.jsonl").read_bytes()
+    with pytest.raises(WorkdirError, match="has no checkpoint, although step 11 is logged: put its checkpoints back"):
+        loop.train(config, str(workdir))
+    assert (workdir / "metrics.jsonl").read_bytes() == logged
+
+
 NO_ROOM = """
 import resource, runpy
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints

@@ -131,7 +131,7 @@ def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey]) -> tuple[Select
         stop = max(stop, int(RANKS * share))  # all that were counted are held out, and others of so many
     if not held:
         raise DataError(
-            "the corpus is a single short document, perhaps again and again: there must be another one to hold out"
+            "the corpus is a single short document, perhaps repeated: there must be another one to hold out"
         )
     heldout = Selection(corpus, start, stop, limit=limit)
     return dataclasses.replace(heldout, others=True), heldout, found

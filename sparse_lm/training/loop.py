@@ -27,7 +27,7 @@ from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.transitions import make_transitions, transition_before
-from sparse_lm.training.workdir import check_same_config, workdir_lock
+from sparse_lm.training.workdir import check_same_config, save_config, workdir_lock
 
 _LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse phase", "refresh": "refresh"}
 
@@ -55,7 +55,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
     config, pretrained = open_pretrained(config, workdir)
     with workdir_lock(workdir), processes.reports_directory(workdir) as reports, RunSummary(reports, config) as summary:
         changes = check_same_config(workdir, config)
-        trainer = make_trainer(config)  # refuses a mesh that there are no devices for, while nothing is written
+        trainer = make_trainer(config)  # refuses a mesh of other devices, while nothing but the lock is written
         processes.wait_for_all("configurations are checked")
         data = open_data_together(workdir, config)
         with open_checkpoints(workdir, config) as checkpoints, Interrupt() as interrupt:
@@ -108,6 +108,7 @@ class Loop:
             if step == start:
                 programs = programs_from(step, config, self.trainer, self.transitions, self.evaluations)
                 compile_programs(programs, state, windows, step, self.log)
+                save_config(self.workdir, config)
             done, last = step + 1, step + 1 == config.steps
             transition = transition_before(config, step)
             profile_turns = self.profile.turns(step)
@@ -175,9 +176,8 @@ class Loop:
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
         """Evaluates the state after `step` on `data.eval_windows` held-out windows."""
-        config = self.config
-        evaluate = self.evaluations[config.phase_after(step + 1)]
-        batches = heldout_batches(self.data, batch_size=evaluate.batch_size, windows=config.data.eval_windows)
+        evaluate = self.evaluations[self.config.phase_after(step + 1)]
+        batches = heldout_batches(self.data, batch_size=evaluate.batch_size, windows=self.config.data.eval_windows)
         self.log.progress.move(step + 1, "evaluating")
         results = evaluate(state.params, state.recipe_state, batches)
         self.log.summary.spent_on("evaluation")

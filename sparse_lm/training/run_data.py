@@ -41,7 +41,8 @@ def open_data_together(workdir: str | os.PathLike, config: Config) -> Data:
     data = open_run_data(workdir, config)
     if processes.is_leader():
         check_same_data(workdir, config, data)
-        save_config(workdir, config)
+        if not (has_begun(workdir) and Path(workdir, "config.json").exists()):  # else once this process trains
+            save_config(workdir, config)
         with writing(WorkdirError, workdir):
             with replacing(Path(workdir, TOKENIZER_FILE)) as partial:
                 shutil.copyfile(data.tokenizer_path, partial)

@@ -17,7 +17,9 @@ from flax.traverse_util import flatten_dict
 from sparse_lm.config import Config, parse, to_dict
 from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.files import try_lock, write_json, writing
+from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
 from sparse_lm.training.mesh import processes
+from sparse_lm.training.telemetry.metrics import read_metrics
 
 LOCK_FILE = ".lock"
 
@@ -62,9 +64,10 @@ def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def save_config(workdir: str | os.PathLike, config: Config) -> None:
-    """Writes config.json, all of it or nothing; raises WorkdirError if it cannot be written."""
-    with writing(WorkdirError, workdir):
-        write_json(Path(workdir, "config.json"), to_dict(config))
+    """Writes config.json, all of it or nothing, in the leader; raises WorkdirError if it cannot be written."""
+    if processes.is_leader():
+        with writing(WorkdirError, workdir):
+            write_json(Path(workdir, "config.json"), to_dict(config))
 
 
 def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
@@ -109,10 +112,16 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> list[str]:
 
     Raises:
       ConfigError: naming the key and both values. A run cannot be made shorter, either.
+      WorkdirError: the run had checkpoints, and has none.
     """
     if not Path(workdir, "config.json").exists() or not has_begun(workdir):
         return []
     earlier = load_config(workdir)
+    if not saved_checkpoints(workdir):
+        logged = max((line["step"] for line in read_metrics(workdir)), default=0)
+        if logged >= 2 * earlier.checkpoint_every:  # the first may have been under way when the run was killed
+            remedy = "put its checkpoints back, or use another --workdir"
+            raise WorkdirError(workdir, f"has no checkpoint, although step {logged} is logged: {remedy}")
     before, now = (flatten_dict(to_dict(c), sep=".") for c in (earlier, config))
     changed = {key: value for key, value in now.items() if value != before.get(key)}
     stay = earlier.sparsity.stays and config.sparsity.stays  # whose sparse phase ends with the run, however long
