@@ -12,6 +12,7 @@ import numpy as np
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.errors import ConfigError
+from sparse_lm.interop.hf_config import architecture, check_has_architecture
 from sparse_lm.model.attention import attention_implementation
 from sparse_lm.ops import backends
 from sparse_lm.ops.activations import matrices
@@ -52,6 +53,7 @@ def print_overview(
             "devices": f"{config.mesh.devices} x {devices[0].device_kind}"
             + (f", of {len(devices)}" if len(devices) > config.mesh.devices else ""),
             "attention": {"xla": "XLA", "cudnn": "cuDNN"}[attention],
+            "export": _architecture(config),
             "phases": ", ".join(f"{config.phase(first)} {first}..{end - 1}" for first, end in bounds),
         }
     )
@@ -74,6 +76,15 @@ def print_overview(
     if used:  # nothing if this process has traced the step before
         print("implementations:")
         _print_table({op: ", ".join(map(backends.describe, sorted(names))) for op, names in sorted(used.items())})
+
+
+def _architecture(config: Config) -> str:
+    """Names the class that transformers loads an export of this run as, or says why there is none."""
+    try:
+        check_has_architecture(config.model)
+    except ConfigError as error:
+        return f"none: {error}"
+    return "none: it stays sparse" if config.sparsity.stays else architecture(config.model)["architectures"][0]
 
 
 def _print_table(rows: dict[str, str]) -> None:

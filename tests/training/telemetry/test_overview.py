@@ -17,6 +17,10 @@ PARAMETERS = {
     "dense": f"{OUTSIDE + 2 * 2 * 128 * 32:,}",
     "experts24": f"{MIXTURE + 2 * 4 * EXPERT:,}, of which a token meets {MIXTURE + 2 * 2 * EXPERT:,}",
 }
+NO_EXPORT = (
+    "none: config.model.shared_expert_dim = 32: must be a multiple of model.expert_dim = 64 to export: "
+    "transformers has no other such architecture"
+)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +41,14 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(reci
     print_overview(config, "runs/small", trainer, data, state)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "runs/small: starting"
-    facts = dict(line.strip().split("  ", 1) for line in lines[1:7])
+    facts = dict(line.strip().split("  ", 1) for line in lines[1:8])
     tokens = config.tokens_per_step
     kind = jax.devices()[0].device_kind
     assert {name: fact.strip() for name, fact in facts.items()} == {
         "parameters": PARAMETERS.get(recipe, PARAMETERS["dense"]), "data": "a corpus", "attention": "XLA",
         "devices": f"1 x {kind}" + (f", of {len(jax.devices())}" if len(jax.devices()) > 1 else ""),
         "tokens": f"{tokens} a step, {12 * tokens:,} in all, {epochs} epochs",
+        "export": NO_EXPORT if recipe == "experts24" else "ArceeForCausalLM",
         "phases": "dense 0..3, sparse 4..7, dense 8..11" if recipe == "experts24" else "dense 0..11",
     }  # fmt: skip
     more = epochs in ("1.5", "1.04")
