@@ -20,7 +20,10 @@ from ml_collections import config_dict
 from sparse_lm.config_rules import one_of, rules
 from sparse_lm.errors import ConfigError
 from sparse_lm.ops import backends
-from sparse_lm.recipes import DENSE, RECIPES, Recipe, Slices
+from sparse_lm.recipes import DENSE, RECIPES, Recipe, Slices, add_recipes_of_other_packages
+from sparse_lm.recipes.base import Shape
+
+add_recipes_of_other_packages()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,17 +194,21 @@ class Config:
         return self.sparsity.recipe if phase == "sparse" else DENSE
 
 
+_KEYS = {*Shape._fields, *(field.name for field in dataclasses.fields(SparsityConfig))}  # no knob may be named so
+
+
 def default() -> ml_collections.ConfigDict:
     """Returns every key at its default, for config files to start from; knobs of recipes are typed placeholders.
 
     Raises:
-      TypeError: a recipe has a knob of a type that no key has, of a key's name, or of another type than others'.
+      TypeError: a recipe has a knob of a type that no key has, of a name that means something else, or of another
+        type than others'.
     """
     values, types = to_dict(Config()), {}
     for recipe in RECIPES.values():
         for knob, kind in _knobs(recipe).items():
             if kind not in (bool, int, float, str) or knob in _KEYS or types.setdefault(knob, kind) is not kind:
-                allowed = "of type bool, int, float or str, as of other recipes, and not named as a key of `sparsity`"
+                allowed = "of type bool, int, float or str, as others', and not named as a key of `sparsity` or a size"
                 raise TypeError(f"knob {knob!r} of recipe {recipe.name!r}, {kind}, must be {allowed}")
     values["sparsity"] |= {knob: config_dict.placeholder(kind) for knob, kind in types.items()}
     return ml_collections.ConfigDict(values)
@@ -223,9 +230,6 @@ def parse(config: ml_collections.ConfigDict) -> Config:
         if not ok:
             raise ConfigError(key, values[key], allowed)
     return parsed
-
-
-_KEYS = {"implementation", *(field.name for field in dataclasses.fields(SparsityConfig))}
 
 
 def with_tokenizer(config: Config, path: str) -> Config:

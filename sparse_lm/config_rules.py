@@ -166,7 +166,9 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     of_device = "" if tensor == 1 else ", of which each device along mesh.tensor has a part"
     of_shape = {"dim": "model.dim", "neurons": width_key, "tokens": "batch_size"}
     for name, ok, allowed in recipe.rules(Shape(m.dim, width // tensor, tokens)):
-        yield of_shape.get(name, f"sparsity.{name}"), ok, allowed + of_device
+        if name == "tokens":
+            allowed = f"times seq_len{of_parts} = {tokens} tokens {allowed}"
+        yield of_shape.get(name, f"sparsity.{name}"), ok, allowed + of_device * (name not in ("dim", "tokens"))
 
 
 def _parts(c: Config) -> str:

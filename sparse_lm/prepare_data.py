@@ -8,10 +8,10 @@ C4 as published, with its own held-out documents and Llama 3's tokenizer:
     python -m sparse_lm.prepare_data --files='c4/en/c4-train.*.json.gz' \
         --heldout_files='c4/en/c4-validation.*.json.gz' --tokenizer=llama3/tokenizer.json --output=data/c4
 
---files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, .json.gz and .json.zst (JSON lines or an
-array), .parquet, and any other text file that is named without a pattern; --tfds takes a TFDS directory instead. Unless
---tokenizer names one, a byte-level BPE is trained on the corpus. The corpus is never held in memory. Files are read by
-several processes, and the result does not depend on how many.
+--files takes .txt, .py, .md, .jsonl and .ndjson files, each also with .gz or .zst, .json.gz and .json.zst (JSON lines
+or an array), .parquet, and any other text file that is named without a pattern; --tfds takes a TFDS directory instead.
+Unless --tokenizer names one, a byte-level BPE is trained on the corpus. The corpus is never held in memory. Files are
+read by several processes, and the result does not depend on how many.
 """
 
 from __future__ import annotations

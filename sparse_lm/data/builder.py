@@ -74,6 +74,7 @@ def prepare(
 
         if heldout is None:
             train, rest, found = hold_out(corpus, survey)
+            size = found.size
         else:
             train, rest = corpus, heldout
             evaluated = list(on_parts("reading the held-out text", survey_documents, heldout))
@@ -85,10 +86,10 @@ def prepare(
             found = dataclasses.replace(
                 found,
                 sha256=hashlib.sha256((found.sha256 + other.sha256).encode()).hexdigest(),
-                size=found.size + other.size,
                 documents=found.documents + other.documents,
                 replaced=found.replaced + other.replaced,
             )
+            size = found.size + other.size
         if found.replaced:
             _log.warning(
                 "%s of %s documents have bytes that are not UTF-8, or a U+FFFD, as which such bytes are read",
@@ -124,9 +125,9 @@ def prepare(
                 repeats = "the %s has %d tokens: a window of %d repeats them, so that losses come out too low"
                 _log.warning(repeats, what, tokens, seq_len)
         kept = sum(counts["bytes"] for counts in metadata["splits"].values())
-        if abs(kept - found.size) > found.documents + found.size / 100:  # a space before each document is no loss
+        if abs(kept - size) > found.documents + size / 100:  # a space before each document is no loss
             lost = "the tokens spell %s bytes of a text of %s: the tokenizer changes it, and bits per byte are off"
-            _log.warning(lost, f"{kept:,}", f"{found.size:,}")
+            _log.warning(lost, f"{kept:,}", f"{size:,}")
         complete = folder / "complete"
         packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)

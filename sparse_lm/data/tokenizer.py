@@ -29,7 +29,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
     # What is learnt of a word takes the square of its length. Only learning cuts it.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\S{1000}"), "isolated"), by_bytes])
+    by_parts = pre_tokenizers.Split(Regex(r"\S{1000}|\s{1000}"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([by_parts, by_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -67,7 +67,7 @@ class Pretrained:
         except DataError as error:
             raise self._refusal(str(error)) from error
         if (entries := vocabulary_size(tokenizer)) > self._config.model.vocab_size:
-            raise self._refusal(f"its tokenizer.json has {entries} entries, and its vocab_size must be as many")
+            raise self._refusal(f"its tokenizer.json has {entries} entries: its vocab_size must be at least that")
         ends, end = self._ends_of_text, end_of_text(tokenizer)
         if ends is not None and end not in (ends if isinstance(ends, list) else [ends]):
             _log.warning("%s ends texts by token %s: here, and in an export, token %d does", own.parent, ends, end)

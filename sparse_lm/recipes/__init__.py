@@ -16,8 +16,20 @@ from sparse_lm.recipes.slices import Slices
 from sparse_lm.recipes.sste import SSte
 from sparse_lm.recipes.venom import Venom
 
-_OWN = Dense, Fst, SSte, Act24, Venom, Slices, DenseSlices, Experts24
-_OTHERS = (entry.load() for entry in entry_points(group="sparse_lm.recipes"))
-RECIPES: dict[str, type[Recipe]] = {recipe.name: recipe for recipe in (*_OWN, *_OTHERS)}
+RECIPES: dict[str, type[Recipe]] = {
+    recipe.name: recipe for recipe in (Dense, Fst, SSte, Act24, Venom, Slices, DenseSlices, Experts24)
+}
+
+
+def add_recipes_of_other_packages() -> None:
+    """Adds to `RECIPES` those that entry points name; not on import, since their modules import this one.
+
+    Raises TypeError if one has the name of another recipe.
+    """
+    for entry in entry_points(group="sparse_lm.recipes"):
+        recipe = entry.load()
+        if RECIPES.setdefault(recipe.name, recipe) is not recipe:
+            raise TypeError(f"recipe {recipe.name!r} of {entry.value}: another recipe has this name")
+
 
 __all__ = ["DENSE", "RECIPES", "Act24", "Dense", "DenseSlices", "Experts24", "Fst", "Recipe", "SSte", "Slices", "Venom"]

@@ -45,7 +45,7 @@ PRECISIONS = ("bf16", "fp8")
 _NUMBERS = {"int": (numbers.Integral, "an integer"), "float": (numbers.Real, "a number")}
 
 Rule = tuple[str, bool, str]
-"""(knob, or field of `Shape`; is its value allowed; what is allowed)."""
+"""(knob, field of `Shape` or, of a configuration, key; is its value allowed; what is allowed)."""
 
 
 class Shape(NamedTuple):
@@ -76,7 +76,8 @@ class Recipe:
     activation: str = SQUARED_RELU
     precision: str = "bf16"
 
-    def __init_subclass__(cls):
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
         if unknown := [product for product in cls.products if product not in PRODUCTS]:
             raise TypeError(f"products of {cls.__name__} must be among {', '.join(PRODUCTS)}, not {', '.join(unknown)}")
 

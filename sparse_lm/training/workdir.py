@@ -112,7 +112,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> list[str]:
 
     Raises:
       ConfigError: naming the key and both values. A run cannot be made shorter, either.
-      WorkdirError: the run had checkpoints, and has none.
+      WorkdirError: it has logged twice `checkpoint_every` steps, and has no checkpoint.
     """
     if not Path(workdir, "config.json").exists() or not has_begun(workdir):
         return []

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import types
 from typing import ClassVar
 
 import jax.numpy as jnp
 import pytest
 
 from sparse_lm import config as config_lib
+from sparse_lm import recipes
 from sparse_lm.errors import ConfigError
 from sparse_lm.recipes import RECIPES, Recipe, SSte
 from tests.command_lines import run_python
@@ -22,6 +24,7 @@ class Kept(SSte):
     share: float = 0.5
 """
 READ = """
+import kept
 from sparse_lm import config
 values = config.default()
 values.update_from_flattened_dict({"sparsity.recipe": "kept", "sparsity.share": 0.25})
@@ -39,7 +42,14 @@ def test_an_entry_point_brings_a_recipe_and_its_knobs(tmp_path):
     assert done.stdout.startswith("Kept(") and "share=0.25" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("knob, kind", [("refresh_every", int), ("m", float), ("k", int | None)])
+def test_a_recipe_of_a_name_that_there_is_is_refused(monkeypatch):
+    other = types.SimpleNamespace(load=lambda: type("Other", (SSte,), {}), value="other:Other")
+    monkeypatch.setattr(recipes, "entry_points", lambda group: [other])
+    with pytest.raises(TypeError, match="recipe 'sste' of other:Other: another recipe has this name"):
+        recipes.add_recipes_of_other_packages()
+
+
+@pytest.mark.parametrize("knob, kind", [("refresh_every", int), ("dim", int), ("m", float), ("k", int | None)])
 def test_knobs_that_no_configuration_could_set_are_refused(knob, kind, monkeypatch):
     other = dataclasses.make_dataclass("Other", [(knob, kind, None)], bases=(SSte,), frozen=True, kw_only=True)
     other.name = "other"

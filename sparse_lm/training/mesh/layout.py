@@ -100,7 +100,8 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None) -> Mesh | No
     devices = jax.devices() if devices is None else devices
     if wanted != len(devices):
         found = f"{len(devices)} ({devices[0].device_kind})"
-        remedy = "choose axes whose product is that, or hide devices (CUDA_VISIBLE_DEVICES)"
+        hide = ", or hide devices (CUDA_VISIBLE_DEVICES)" if wanted < len(devices) else ""
+        remedy = f"choose axes whose product is {len(devices)}{hide}"
         raise ConfigError("mesh", axes, f"takes {wanted} devices; the processes of this run have {found}: {remedy}")
     auto = (jax.sharding.AxisType.Auto,) * len(axes)
     return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto, devices=devices)

@@ -66,3 +66,12 @@ def test_a_named_backend_that_cannot_compute_a_sparse_step_is_refused():
     data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
     with pytest.raises(ConfigError, match=r"config.sparsity.implementation = 'reference': D = 32 must be a multiple"):
         print_overview(config, "runs/small", dataclasses.replace(trainer, steps={"sparse": refuse}), data, state)
+
+
+def test_a_run_that_stays_sparse_says_that_there_is_no_export(capsys):
+    config = small.config("sste", **{"sparsity.end_step": 12, "sparsity.leave": False})
+    trainer = make_trainer(config)
+    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
+    data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
+    print_overview(config, "runs/small", trainer, data, state)
+    assert "  export      none: it stays sparse\n" in capsys.readouterr().out
