@@ -67,7 +67,7 @@ def evaluate(
     Raises:
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
-      DataError: `data` is no prepared corpus with the run's tokenizer.
+      DataError: `data` is no prepared corpus with the run's tokenizer and sequence length.
     """
     config = load_config(workdir)
     if data is not None:
@@ -82,9 +82,10 @@ def evaluate(
         opened = open_run_data(workdir, config)
         (check_same_data if data is None else check_same_tokenizer)(workdir, config, opened)
     except ConfigError as error:
-        if data is None or error.key != "data.path":
+        if data is None or error.key not in ("data.path", "seq_len"):
             raise
-        raise DataError(f"--data={data}: {error.allowed}") from error
+        of_length = f"must be prepared with --seq_len={config.seq_len}, as the run's data was"
+        raise DataError(f"--data={data}: {of_length if error.key == 'seq_len' else error.allowed}") from error
     evaluation = Evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
     batches = heldout_batches(opened, batch_size=evaluation.batch_size, windows=windows)
     return {"step": step, **evaluation(params, recipe_state, batches)}

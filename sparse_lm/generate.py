@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def main() -> None:
 def _define_flags() -> None:
     entry_point.define_run_flags()
     flags.DEFINE_multi_string("prompt", [""], "Text to continue, empty for a new document; repeated for several.")
+    undecoded = re.compile("[\ud800-\udfff]")  # as which Python takes bytes that are not UTF-8
+    flags.register_validator("prompt", lambda texts: not any(map(undecoded.search, texts)), "must be UTF-8")
     flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", lower_bound=0)
     flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.")
     flags.register_validator("temperature", lambda temperature: temperature >= 0, "must be 0 or more")

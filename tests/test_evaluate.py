@@ -94,9 +94,12 @@ def test_every_held_out_window_counts_however_few_training_evaluates(workdir, tm
     assert evaluate(tmp_path) == evaluate(workdir)
 
 
-def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(workdir):
+def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(workdir, caplog):
     """Products of S-STE's weights give one loss, dense or sparse; the master weights give another."""
-    dense, sparse = evaluate(workdir, 20), evaluate(workdir, 20, sparse=True)
+    sparse = evaluate(workdir, 20, sparse=True)
+    assert not caplog.text
+    dense = evaluate(workdir, 20)
+    assert "step 20 is of the sparse phase: FFNs are computed densely" in caplog.text
     assert dense["loss"] == pytest.approx(sparse["loss"], rel=1e-6)
     config, (params, _, _) = load_config(workdir), restore_params(workdir, 20)
     data = open_data(config)
@@ -105,13 +108,17 @@ def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(
     assert abs(of_master_weights["loss"] - dense["loss"]) > 1e-3
 
 
-def test_another_corpus_of_the_same_tokenizer(workdir, corpus, other_corpus):
+def test_another_corpus_of_the_same_tokenizer(workdir, corpus, other_corpus, tmp_path):
     other = evaluate(workdir, data=str(other_corpus))
     assert other["step"] == 30
     assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4
     assert evaluate(workdir, 20, data=str(corpus)) == evaluate(workdir, 20)
     with pytest.raises(DataError, match=r"^--data=/nowhere: /nowhere does not exist$"):
         evaluate(workdir, data="/nowhere")
+    (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
+    save_config(tmp_path, dataclasses.replace(load_config(workdir), seq_len=16))
+    with pytest.raises(DataError, match=r"^--data=.*: must be prepared with --seq_len=16, as the run's data was$"):
+        evaluate(tmp_path, data=str(other_corpus))
 
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):

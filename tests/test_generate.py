@@ -46,6 +46,7 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
         "--temperature=-1": "flag --temperature=-1.0: must be 0 or more",
         "--temperature=nan": "flag --temperature=nan: must be 0 or more",
         "--max_new_tokens=-1": "flag --max_new_tokens=-1: -1 is not a non-negative integer",
+        "--prompt=caf\udce9": "must be UTF-8",
         "--top_p=0": "flag --top_p=0.0: must be in (0, 1]",
     }
     flags = [f"--workdir={workdir}", "--prompt=def main(", *(f"--{name}={value}" for name, value in OPTIONS.items())]

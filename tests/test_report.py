@@ -13,6 +13,8 @@ from sparse_lm.report import report
 from sparse_lm.reporting import page
 from sparse_lm.reporting.run import block_means, read_runs
 
+LOSS = page.PANELS["loss"]
+
 LAYERS = 3
 
 
@@ -81,7 +83,7 @@ def decoded(values):
 def test_page_has_what_was_logged_by_tokens_and_by_time(tmp_path):
     found, layout = curves(make_run(tmp_path / "a_run", lines(), summary()))
     tokens, losses = 1000 * np.arange(1, 41), 8.0 - np.arange(40) / 20
-    (name, x, y), (_, evaluated, held_out) = found["loss (nats per token)"]
+    (name, x, y), (_, evaluated, held_out) = found[LOSS]
     assert name == "a_run"
     np.testing.assert_allclose([x, y], [tokens, losses])
     np.testing.assert_allclose([evaluated, held_out], [tokens[3::4], losses[3::4] + 0.5])
@@ -124,7 +126,7 @@ def test_several_runs_that_disagree_in_their_phases(tmp_path):
     whole, cut, _ = read_runs(workdirs)
     shaded = [(shape["fillcolor"], shape["x0"], shape["x1"]) for shape in layout["shapes"]]
     assert shaded == [(whole.color, 10_500, 20_500), (cut.color, 10_500, 15_000)]
-    assert [len(x) for _, x, _ in found["loss (nats per token)"][::2]] == [40, 15, 40]
+    assert [len(x) for _, x, _ in found[LOSS][::2]] == [40, 15, 40]
     assert [name for name, *_ in found["load of the busiest expert (1: even)"]] == ["whole", "cut", "dense"]
 
 
@@ -152,7 +154,7 @@ def test_html_is_one_file_with_tables_of_facts_and_differences(tmp_path):
 def test_a_run_whose_losses_are_not_finite_and_whose_summary_is_damaged_is_reported(tmp_path):
     bad = make_run(tmp_path / "bad", lines(1, loss=lambda step: None), summary())
     (tmp_path / "bad" / "summary.json").write_text('{"state": "fini')
-    (curve,) = curves(bad)[0]["loss (nats per token)"]
+    (curve,) = curves(bad)[0][LOSS]
     assert np.isnan(curve[2]).all()
 
 

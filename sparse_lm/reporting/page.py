@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from sparse_lm.reporting.run import Run, block_means
 
 PANELS = {
-    "loss": "loss (nats per token)",
+    "loss": "loss (nats per token; held-out thick, with markers)",
     "tokens_per_second": "tokens per second",
     "mfu": "MFU, dense-equivalent",
     "learning_rate": "learning rate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from typing import Any
 
@@ -17,6 +18,8 @@ from sparse_lm.training.environment import check_precision
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import meaning
+
+_log = logging.getLogger(__name__)
 
 
 def restore_for_dense(
@@ -65,6 +68,11 @@ def restore_model(
         return params, DENSE, None, step
     if config.sparsity.stays:
         return params, config.sparsity.recipe, recipe_state, step
+    if step < config.steps:
+        warning = (
+            "step %d is of the sparse phase: FFNs are computed densely, as after leaving it, and dense steps follow"
+        )
+        _log.warning(warning, step)
     # Of a run that ended in the phase, and has left it, these are the weights as they are.
     params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(params, recipe_state)
     return params, DENSE, None, step

@@ -46,8 +46,8 @@ class RunSummary:
       state: "running" (or killed), "finished", "stopped by <signal>" or "failed: <error>".
       step, steps, tokens: steps done, of how many; tokens trained on, repeated steps left out.
       loss, skipped: of the last logged step; a loss in nats per token, or null if not finite.
-      evaluation, best_evaluation: step, loss, perplexity and bits_per_byte of the last held-out
-        evaluation, and of the one of least loss; null if there was none.
+      evaluation, best_evaluation: step (0-based), loss, perplexity and bits_per_byte of the last held-out evaluation,
+        and of the one of least loss among those behind the sparse phase; null if there was none.
       wall_time: seconds, of all processes.
       seconds: the same by kind of work: setup, dense, sparse (steps, with the transitions before them), compile,
         evaluation, checkpoint, profile, other.
@@ -121,7 +121,11 @@ class RunSummary:
         speeds = {phase: per_step * steps[phase] / seconds[phase] for phase in steps if seconds[phase]}
         if steps:
             speeds["overall"] = per_step * steps.total() / seconds.total()
-        finite = [evaluation for evaluation in self._evaluations if evaluation["loss"] is not None]
+        finite = [
+            evaluation
+            for evaluation in self._evaluations
+            if evaluation["loss"] is not None and self._config.can_be_best(evaluation["step"] + 1)
+        ]
         contents = {
             "state": self.state,
             "step": self._process["step"],

@@ -88,11 +88,11 @@ def test_an_error_is_named_and_the_best_evaluation_kept(tmp_path):
     assert summary["seconds"]["other"] == 4
     with RunSummary(tmp_path, CONFIG, Clock()) as summary, MetricsWriter(tmp_path):
         summary.begin(4)
-        for step, loss in enumerate([3.0, None, 2.0, 2.5], 4):
+        for step, loss in enumerate([3.0, None, 2.0, 2.5, 2.4, 2.2, 2.3], 4):  # sparse before step 8
             results = {"eval_loss": loss, "eval_perplexity": None, "eval_bits_per_byte": None}
             summary.logged({"step": step, "loss": 3.0, "skipped": 0, **results})
     found = read_summary(tmp_path)
-    assert (found["best_evaluation"]["step"], found["evaluation"]["step"]) == (6, 7)
+    assert (found["best_evaluation"]["step"], found["evaluation"]["step"]) == (9, 10)
 
 
 def test_a_process_that_finds_nothing_to_do_changes_nothing(tmp_path):
