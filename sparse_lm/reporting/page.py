@@ -142,9 +142,10 @@ def _table(rows: dict[str, list[str]], runs: Sequence[Run]) -> str:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """Returns what a run's summary says, by flattened key."""
+    """Returns what a run's summary says, by flattened key, or before it has one, what it has logged."""
     if run.summary is None:
-        return {}
+        last = run.lines[-1]
+        return {"state": "no checkpoint yet", "step": last["step"] + 1, "tokens": last["tokens"], "loss": last["loss"]}
     process = run.summary["processes"][-1]
     device = f"{process['device']['count']} x {process['device']['kind']}"
     facts = {**run.summary, "device": device, "commit": process.get("git_commit")}
