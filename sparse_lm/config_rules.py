@@ -147,8 +147,8 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         allowed = f"must be one of {', '.join(able)}: no other computes FFNs with {of_model}"
         yield "sparsity.recipe", recipe.name in able, allowed
     if not recipe.products:
-        of_dense = isinstance(recipe, Dense) or s.start_step >= s.end_step
-        yield "sparsity.recipe", of_dense, "names no `products`, so that it has no sparse phase"
+        needs_none = isinstance(recipe, Dense) or s.start_step >= s.end_step
+        yield "sparsity.recipe", needs_none, "names no `products`, so that it has no sparse phase"
         return
     yield "sparsity.end_step", s.start_step <= s.end_step, f"must be {s.start_step} (start_step) or more"
     yield "sparsity.end_step", s.end_step <= c.steps, f"must not be after config.steps = {c.steps}"

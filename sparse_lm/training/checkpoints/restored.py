@@ -69,10 +69,7 @@ def restore_model(
     if config.sparsity.stays:
         return params, config.sparsity.recipe, recipe_state, step
     if step < config.steps:
-        warning = (
-            "step %d is of the sparse phase: FFNs are computed densely, as after leaving it, and dense steps follow"
-        )
-        _log.warning(warning, step)
+        _log.warning("step %d is of the sparse phase: FFNs are computed densely, which dense steps are to follow", step)
     # Of a run that ended in the phase, and has left it, these are the weights as they are.
     params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(params, recipe_state)
     return params, DENSE, None, step
