@@ -63,7 +63,7 @@ def export(
     parameters = sum(p.size for p in jax.tree.leaves(params))
     # Of the held-out losses that the run has logged, one after this step that was computed with dense FFNs.
     evaluated = [line for line in read_metrics(workdir) if "eval_loss" in line and line["step"] + 1 == step]
-    losses = [line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps]
+    losses = [line["eval_loss"] for line in evaluated if line.get("phase") == "dense" or step == config.steps]
     card = model_card(config, step, parameters, next(iter(losses), None))
     with _new_directory(Path(output)) as directory:
         write_hf_directory(

@@ -149,6 +149,9 @@ def test_html_is_one_file_with_tables_of_facts_and_differences(tmp_path):
         "device": ["2 x abacus &lt;5&gt;", "-"], "commit": ["0123456789", "-"],
     }.items()  # fmt: skip
     assert {key: row for key, row in cells.items() if key.startswith("config.")} == {"config.sparsity.m": ["8", "-"]}
+    alone = report(workdirs[:1], str(tmp_path / "alone.html")).read_text()
+    unlike_default = re.findall(r"<tr><td>config\.([\w.]+)</td><td>(.*?)</td></tr>", alone)
+    assert unlike_default == [("model.dim", "16"), ("sparsity.m", "8"), ("steps", "40")]
 
 
 def test_a_run_whose_losses_are_not_finite_and_whose_summary_is_damaged_is_reported(tmp_path):

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from flax.traverse_util import flatten_dict
 from plotly.subplots import make_subplots
 
+from sparse_lm.config import Config, to_dict
 from sparse_lm.reporting.run import Run, block_means
 
 PANELS = {
@@ -64,8 +65,13 @@ def page(runs: Sequence[Run]) -> str:
     title = html.escape("Training: " + ", ".join(run.name for run in runs))
     config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["toImage"]]}
     figure = draw(runs).to_html(full_html=False, include_plotlyjs=True, config=config)
+    default = [flatten_dict(to_dict(Config()), sep=".")] if len(runs) == 1 else []
     facts, configs = _rows([_facts(run) for run in runs]), _rows([run.config for run in runs])
-    differing = {f"config.{key}": cells for key, cells in sorted(configs.items()) if len(set(cells)) > 1}
+    differing = {
+        f"config.{key}": cells
+        for key, cells in sorted(configs.items())
+        if len({*cells, *(_show(values.get(key)) for values in default)}) > 1
+    }
     tables = _table(facts, runs) + _table(differing, runs)
     return _PAGE.format(title=title, tables=tables, figure=figure)
 

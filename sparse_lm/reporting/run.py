@@ -56,7 +56,7 @@ class Run:
         lines = [line for line in self.lines if line.get(key) is not None]
         x = np.array([line[key] for line in lines], dtype=float)
         edges = np.concatenate([[0.0], (x[:-1] + x[1:]) / 2, x[-1:]])
-        is_sparse = np.array([False, *(line["phase"] == "sparse" for line in lines), False])
+        is_sparse = np.array([False, *(line.get("phase") == "sparse" for line in lines), False])
         return edges[np.flatnonzero(is_sparse[1:] != is_sparse[:-1])].reshape(-1, 2).tolist()
 
 

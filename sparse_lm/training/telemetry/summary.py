@@ -112,7 +112,7 @@ class RunSummary:
         self._line = line
         if "eval_loss" in line:
             names = ("loss", "perplexity", "bits_per_byte")
-            self._evaluations.append({"step": line["step"], **{name: line[f"eval_{name}"] for name in names}})
+            self._evaluations.append({"step": line["step"], **{name: line.get(f"eval_{name}") for name in names}})
 
     def write(self) -> None:
         """Writes the file, all of it or nothing; raises WorkdirError if it cannot be written."""
