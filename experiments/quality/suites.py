@@ -269,7 +269,8 @@ SUITES = {
     # Mixtures that have read 13, 64 or 91 tokens for each active parameter of their layers, and the dense llama of as
     # many active neurons: 200 M tokens in 6104 steps, or 285 M (`_longer`). Rates and numbers of experts are compared
     # over 100 M. The best rate of a small mixture is 3e-3. Dense runs of `_reached`, up to 540 M tokens, are to reach
-    # the losses of mixtures that have read 200 M. `small_lower_rate` asks what dense runs of 570 M want.
+    # the losses of mixtures that have read 200 M. `small_lower_rate` is to show whether dense runs of 570 M want
+    # a lower rate.
     **{
         f"{name}_mixture{end}": Suite(
             llama1b,

@@ -21,6 +21,13 @@ NO_EXPORT = (
     "none: config.model.shared_expert_dim = 32: must be a multiple of model.expert_dim = 64 to export: "
     "transformers has no other such architecture"
 )
+DATA = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
+
+
+def start(config):
+    """A run's trainer, and the state before its first step."""
+    trainer = make_trainer(config)
+    return trainer, dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
 
 
 @pytest.mark.parametrize(
@@ -31,8 +38,7 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(reci
     empty_phase = {"sparsity.start_step": 4, "sparsity.end_step": 4}
     changes = {"model.activation": "gated_relu2"} if recipe == "experts24" else {"seq_len": 33, **empty_phase}
     config = small.config(recipe, **changes)
-    trainer = make_trainer(config)
-    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
+    trainer, state = start(config)
     parts = [types.SimpleNamespace(directory=f"part {n}", train=range(size)) for n, size in enumerate(windows)]
     shares = list(zip(parts, (0.75, 0.25), strict=True)) if len(parts) > 1 else ()
     data = types.SimpleNamespace(
@@ -61,17 +67,13 @@ def test_a_named_backend_that_cannot_compute_a_sparse_step_is_refused():
         raise NotImplementedError("D = 32 must be a multiple of 64")
 
     config = small.config("sste", **{"sparsity.implementation": "reference"})
-    trainer = make_trainer(config)
-    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
-    data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
+    trainer, state = start(config)
     with pytest.raises(ConfigError, match=r"config.sparsity.implementation = 'reference': D = 32 must be a multiple"):
-        print_overview(config, "runs/small", dataclasses.replace(trainer, steps={"sparse": refuse}), data, state)
+        print_overview(config, "runs/small", dataclasses.replace(trainer, steps={"sparse": refuse}), DATA, state)
 
 
 def test_a_run_that_stays_sparse_says_that_there_is_no_export(capsys):
     config = small.config("sste", **{"sparsity.end_step": 12, "sparsity.leave": False})
-    trainer = make_trainer(config)
-    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
-    data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
-    print_overview(config, "runs/small", trainer, data, state)
+    trainer, state = start(config)
+    print_overview(config, "runs/small", trainer, DATA, state)
     assert "  export      none: it stays sparse\n" in capsys.readouterr().out
