@@ -28,9 +28,8 @@ from tests.recipes.examples import DO, KEY, W1, W2, X
 WITH_DOCSTRINGS = [*(ROOT / "configs").glob("*.py"), *(ROOT / "sparse_lm").glob("*.py")]
 WITH_DOCSTRINGS += [path for path in (ROOT / "experiments").rglob("*.py") if "python -m" in path.read_text()]
 COMMANDS = [command for page in (*PAGES, *WITH_DOCSTRINGS) for command in commands(page)]
-MEASURE_AGAIN = {
-    name: commands_of_block(ROOT / "experiments/reproduce.py", row.command)[0] for name, row in reproduce.ROWS.items()
-}
+REPRODUCE = ROOT / "experiments/reproduce.py"
+MEASURE_AGAIN = {name: commands_of_block(REPRODUCE, row.command)[0] for name, row in reproduce.ROWS.items()}
 COMMANDS += MEASURE_AGAIN.values()
 
 PARSE_ONLY = """
@@ -83,8 +82,7 @@ def test_flags_and_configurations_of_documented_commands_parse(parsed):
     assert len(parsed) > 30
     wrong = {str(c): said["error"][-400:] for c, said in parsed.items() if said.get("error")}
     assert not wrong, json.dumps(wrong, indent=1)
-    with_configs = [said["config"] for said in parsed.values() if "config" in said]
-    assert len(with_configs) > 15
+    assert sum("config" in said for said in parsed.values()) > 15
     unknown = [str(c) for c, said in parsed.items() if c.module.startswith("sparse_lm") and said["positional"]]
     assert not unknown
 
@@ -106,8 +104,7 @@ def test_a_page_never_resumes_a_run_with_what_it_would_refuse(parsed):
 
 def test_what_measures_a_step_again_has_the_model_of_the_result_file(parsed):
     for name in ("step_llama1b", "step_afm"):
-        row = reproduce.ROWS[name]
-        result = json.loads((reproduce.RESULTS / row.file).read_text())
+        result = json.loads((reproduce.RESULTS / reproduce.ROWS[name].file).read_text())
         config = parsed[MEASURE_AGAIN[name]]["config"]
         assert config["model"] == config["model"] | result["model"]
         assert (config["batch_size"], config["seq_len"]) == (result["batch_size"], result["seq_len"])
@@ -175,9 +172,8 @@ def test_the_mixture_of_its_page_sums_a_tokens_experts():
     mixture = jax.jit(run_python("mixtures.md")[0].mixture, static_argnums=0)
     router, x = W1[:5], X
     found = mixture(DENSE, x, router, W1, W2, None, KEY)
-    by_expert = [
-        jnp.square(jax.nn.relu(x @ w1.T)) @ w2 for w1, w2 in zip(jnp.split(W1, 5), jnp.split(W2, 5), strict=True)
-    ]
+    experts = zip(jnp.split(W1, 5), jnp.split(W2, 5), strict=True)
+    by_expert = [jnp.square(jax.nn.relu(x @ w1.T)) @ w2 for w1, w2 in experts]
     scores = np.asarray(x @ router.T) / np.sqrt(x.shape[1])
     chosen = scores >= np.sort(scores, axis=1)[:, -2:-1]
     gates = np.exp(scores) * chosen

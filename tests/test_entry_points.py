@@ -101,6 +101,5 @@ def test_a_copy_of_a_config_runs_wherever_it_is(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "sparse_lm").symlink_to(ROOT / "sparse_lm")
     command_line = [sys.executable, "-m", "sparse_lm.train", f"--config={tmp_path / 'mine.py'}", "--config.mesh.data=2"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
-    result = run(command_line, cwd=tmp_path, env=environment)
+    result = run(command_line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "lib")})
     assert_refused(result, "config.mesh = ", "takes 2 devices")

@@ -75,8 +75,7 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
         "runpy.run_module('sparse_lm.export', run_name='__main__', alter_sys=True)"
     )
     flags = [f"--workdir={workdir}", f"--output={tmp_path / 'out'}"]
-    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
-    run_python("-c", code, *flags, env=environment)
+    run_python("-c", code, *flags, env=os.environ | {"JAX_PLATFORMS": "cuda"})
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",

@@ -50,11 +50,8 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
         "--top_p=0": "flag --top_p=0.0: must be in (0, 1]",
     }
     flags = [f"--workdir={workdir}", "--prompt=def main(", *(f"--{name}={value}" for name, value in OPTIONS.items())]
-    command_lines = [
-        [*flags, "--prompt=class ", "--seed=3000000000", "--checkpoint=best"],
-        *([*flags, flag] for flag in mistakes),
-    ]
-    good, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
+    both = [*flags, "--prompt=class ", "--seed=3000000000", "--checkpoint=best"]
+    good, *bad = run_each("sparse_lm.generate", [both, *([*flags, flag] for flag in mistakes)], tmp_path)
     options = dict(checkpoint="best", seed=3_000_000_000, **OPTIONS)
     expected = generate.continue_texts(workdir, ["def main(", "class "], **options)
     assert good.returncode == 0, good.stderr

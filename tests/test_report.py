@@ -13,9 +13,7 @@ from sparse_lm.report import report
 from sparse_lm.reporting import page
 from sparse_lm.reporting.run import block_means, read_runs
 
-LOSS = page.PANELS["loss"]
-
-LAYERS = 3
+LOSS, LAYERS = page.PANELS["loss"], 3
 
 
 def lines(steps=40, sparse=(10, 20), loss=lambda step: 8.0 - step / 20, layers=LAYERS):
@@ -23,15 +21,8 @@ def lines(steps=40, sparse=(10, 20), loss=lambda step: 8.0 - step / 20, layers=L
     rng = np.random.default_rng(0)
     for step in range(steps):
         phase = "sparse" if sparse[0] <= step < sparse[1] else "dense"
-        line = {
-            "step": step,
-            "phase": phase,
-            "tokens": 1000 * (step + 1),
-            "tokens_per_second": None if step == 0 else 3000.0 if phase == "sparse" else 2500.0,
-            "wall_time": 7.0 + 3 * (step + 1),
-            "loss": loss(step),
-            "memory": None,
-        }
+        line = dict(step=step, phase=phase, tokens=1000 * (step + 1), wall_time=7.0 + 3 * (step + 1), memory=None)
+        line |= dict(loss=loss(step), tokens_per_second=None if step == 0 else 3000.0 if phase == "sparse" else 2500.0)
         if layers:
             line["activation_sparsity"] = rng.uniform(0.5, 1, layers).tolist()
         if layers and phase == "sparse":

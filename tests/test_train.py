@@ -102,10 +102,10 @@ def test_steps_to_profile_that_are_over_are_named(tmp_path, caplog):
 
 
 def test_finished_run_says_so_and_can_be_reported(whole, corpus, tmp_path, capsys):
-    before = trace(whole)
+    before = trace(whole), (whole / "summary.json").read_text()
     assert loop.train(small_config(corpus, **LONG), str(whole))
     assert "finished, 80 steps" in capsys.readouterr().out
-    assert trace(whole) == before
+    assert (trace(whole), (whole / "summary.json").read_text()) == before
     text = report([str(whole)], str(tmp_path / "report.html")).read_text()
     last = lines(whole)[-1]
     for shown in ("finished", f"{last['loss']:.5g}", f"{last['eval_loss']:.5g}", "zeros among", "seconds.compile"):

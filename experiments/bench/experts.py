@@ -50,16 +50,10 @@ def random_operands(
     propensities = skew * jax.random.normal(jax.random.key(8), (experts,))
     drawn = propensities + jax.random.gumbel(jax.random.key(9), (tokens, experts))
     w1, w2 = (random_matrix(experts * expert_dim, dim, seed, jnp.float32) for seed in (4, 5))
-    return Operands(
-        x=random_matrix(tokens, dim, 2, dtype),
-        w1=w1 / dim**0.5,
-        w2=w2 / expert_dim**0.5,
-        gates=jnp.full((tokens, choices), 1 / choices),
-        chosen=jax.lax.top_k(drawn, choices)[1],
-        order=jax.random.permutation(jax.random.key(6), tokens),
-        key=jax.random.key(7),
-        do=random_matrix(tokens, dim, 3, dtype),
-    )
+    x, do = (random_matrix(tokens, dim, seed, dtype) for seed in (2, 3))
+    gates, chosen = jnp.full((tokens, choices), 1 / choices), jax.lax.top_k(drawn, choices)[1]
+    order = jax.random.permutation(jax.random.key(6), tokens)
+    return Operands(x, w1 / dim**0.5, w2 / expert_dim**0.5, gates, chosen, order, jax.random.key(7), do)
 
 
 def experts_of(

@@ -73,16 +73,10 @@ def random_operands(
     tokens: int, dim: int, neurons: int, dtype: DTypeLike = jnp.bfloat16, activation: str = SQUARED_RELU
 ) -> Operands:
     """Draws normal inputs and gradients; float32 weights of the size that training starts with."""
-    w1 = random_matrix(rows_per_neuron(activation) * neurons, dim, 4, jnp.float32)
-    w2 = random_matrix(neurons, dim, 5, jnp.float32)
-    return Operands(
-        x=random_matrix(tokens, dim, 2, dtype),
-        w1=w1 / dim**0.5,
-        w2=w2 / neurons**0.5,
-        key=jax.random.key(7),
-        order=jax.random.permutation(jax.random.key(6), tokens),
-        do=random_matrix(tokens, dim, 3, dtype),
-    )
+    w1 = random_matrix(rows_per_neuron(activation) * neurons, dim, 4, jnp.float32) / dim**0.5
+    w2 = random_matrix(neurons, dim, 5, jnp.float32) / neurons**0.5
+    x, do = (random_matrix(tokens, dim, seed, dtype) for seed in (2, 3))
+    return Operands(x, w1, w2, jax.random.key(7), jax.random.permutation(jax.random.key(6), tokens), do)
 
 
 def sparse_phase(recipe: Recipe, operands: Operands, imbalance: float) -> tuple[Operands, Any]:

@@ -12,7 +12,8 @@ weights or neurons may be decided otherwise; random 2:4 draws other numbers on e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from absl import app
 from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.config import Config
-from sparse_lm.training.step import make_trainer
+from sparse_lm.training.step import Trainer, TrainState, make_trainer
 from sparse_lm.training.transitions import make_transitions, transition_before
 
 RECIPES: dict[str, dict[str, float]] = {
@@ -52,18 +53,18 @@ def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> C
     return config_lib.parse(config)
 
 
-def losses(config: Config, batches: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns the loss of each step, through both transitions."""
-    trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.graphdef, trainer.layout)
+def take_steps(
+    config: Config, trainer: Trainer, transitions: dict[str, Callable], batches: Iterable[np.ndarray]
+) -> tuple[TrainState, list[dict[str, Any]]]:
+    """Returns the last state, and the metrics of each step, through both transitions."""
     place = trainer.layout.place_batch if trainer.layout else jax.device_put
-    state, curve = trainer.init(), []
+    state, trace = trainer.init(), []
     for step, windows in enumerate(map(place, batches)):
         if transition := transition_before(config, step):
             state, _ = transitions[transition](state, windows)
         state, metrics = trainer.steps[config.phase(step)](state, windows)
-        curve.append(float(metrics["loss"]))
-    return np.array(curve)
+        trace.append(jax.device_get(metrics))
+    return state, trace
 
 
 def _windows(config: Config, step: int) -> np.ndarray:
@@ -80,7 +81,10 @@ def main(_: Sequence[str]) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
 
     def trained(config: Config) -> np.ndarray:
-        return losses(config, (_windows(config, step) for step in range(STEPS)))
+        trainer = make_trainer(config)
+        transitions = make_transitions(config, trainer.graphdef, trainer.layout)
+        _, trace = take_steps(config, trainer, transitions, (_windows(config, step) for step in range(STEPS)))
+        return np.array([float(metrics["loss"]) for metrics in trace])
 
     table: dict[str, dict[str, dict[str, float]]] = {}
     alone: dict[tuple[str, int], np.ndarray] = {}

@@ -1,5 +1,4 @@
 import functools
-import json
 import os
 import resource
 from pathlib import Path
@@ -62,10 +61,8 @@ def test_processes_change_nothing_and_parts_and_shards_nothing_but_files(tmp_pat
         arguments = dict(seq_len=16, vocab_size=300, processes=processes)
         return prepare_data.prepare_files([f"{tmp_path}/*.gz", f"{tmp_path}/*.zst"], tmp_path / name, **arguments)
 
-    small, several, large = prepare("small", 1, 1), prepare("several", 1, 2), prepare("large", 2**30, 1)
-    first, second, third = (
-        {path.name: path.read_bytes() for path in data.directory.iterdir()} for data in (small, several, large)
-    )
+    data = small, _, large = prepare("small", 1, 1), prepare("several", 1, 2), prepare("large", 2**30, 1)
+    first, second, third = ({path.name: path.read_bytes() for path in d.directory.iterdir()} for d in data)
     assert first == second and len(first) > len(third)
     assert small.info["splits"] == large.info["splits"]
     every = np.arange(len(small.train))
@@ -134,7 +131,7 @@ def test_held_out_files_are_part_of_the_text_that_is_hashed_and_documents_in_ano
 def test_held_out_documents_that_are_trained_on_are_counted(tmp_path, caplog):
     documents = [f"text {number}" for number in range(40)]
     for name, some in (("train", documents[:30]), ("apart", documents[30:]), ("among", documents[27:])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+        write_jsonl(tmp_path / f"{name}.jsonl", some)
     for name in ("apart", "among"):
         assert "held out, too" not in caplog.text
         options = dict(heldout_files=[f"{tmp_path}/{name}.jsonl"], seq_len=8, vocab_size=300)

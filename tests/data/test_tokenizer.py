@@ -66,8 +66,7 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path):
 
 
 def test_bytes_of_a_sentencepiece_vocabulary():
-    vocab = {"</s>": 0, "<0x0A>": 1, "▁the": 2, "é": 3}
-    tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
+    tokenizer = Tokenizer(models.BPE({"</s>": 0, "<0x0A>": 1, "▁the": 2, "é": 3}, [], byte_fallback=True))
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.add_tokens(["<é>"])  # which is text
     assert tokenizer_lib.bytes_per_token(tokenizer).tolist() == [0, 1, 4, 2, 4]

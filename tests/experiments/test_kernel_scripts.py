@@ -15,7 +15,6 @@ SMALL = dict(
     VENOM_GROUPS=(8, 16),
     VENOM_BLOCKS=(128,),
     SLICES=[operands.Sliced(1024, 256, 1024, experts=4, v=256)],
-    MATRICES=[(512, 256, "float32"), (512, 256, "float32"), (512, 512, "bfloat16")],
     HIDDEN=[(512, 512)],
     E4M3=[(512, 512)],
     NORMS=[(512, 512)],

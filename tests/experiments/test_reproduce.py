@@ -55,9 +55,7 @@ def test_numbers_are_compared_within_their_tolerance(tmp_path, capsys):
     assert "gain: 2.064, expected 2.208 +- 5%: OUTSIDE" in printed and "slices ms: 78.77" in printed
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"recipes": {"dense": 1}}', '{"recipes": {"dense": {"step_ms": 1.0}}}', None]
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"recipes": {"dense": {"step_ms": 1.0}}}', None])
 def test_a_file_that_is_no_whole_result_or_is_not_there_is_refused_by_name(text, tmp_path):
     path = tmp_path / "new.json"
     if text is not None:

@@ -15,22 +15,13 @@ from scipy import stats
 from experiments import plots
 from experiments.quality import one_run, overview, time_ratio
 from experiments.quality.suites import SUITES
-from experiments.quality.time_to_loss import (
-    Host,
-    Item,
-    Results,
-    assign,
-    check_data,
-    with_lengths,
-)
+from experiments.quality.time_to_loss import Host, Item, Results, assign, check_data, with_lengths
 from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError, UserError, WorkdirError
 from sparse_lm.training.optimizer import learning_rate
 from tests.command_lines import assert_refused, run_modules
 
 TINY = SUITES["tiny"]
-
-
 RUNS = ["dense", "slices_50", "slices_80"]
 
 
@@ -47,11 +38,6 @@ def test_every_run_of_every_seed_has_a_gpu_and_sides_of_a_pair_are_swapped_from_
         assert {item.name for item in queue} == set(RUNS)
         dense, others = ({item.seed for item in queue if (item.name == "dense") == side} for side in (True, False))
         assert not dense & others
-
-
-def test_dense_is_runs_of_all_lengths_the_longest_first():
-    queue = with_lengths([Item("slices_50", 1), Item("dense", 0)], TINY)
-    assert [item.workdir for item in queue] == ["slices_50-1", "dense@1.2-0", "dense@0.8-0", "dense@1.0-0"]
 
 
 def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_suite_are_refused(corpus, tmp_path):
@@ -214,9 +200,7 @@ def test_seconds_of_steps_taken_twice_are_refused(tmp_path):
         one_run.read_run(tmp_path, config, None)
 
 
-@pytest.mark.parametrize(
-    ("state", "step", "loss"), [("failed: TooManyBadSteps", 0, 2.0), ("finished", TINY.steps - 1, None)]
-)
+@pytest.mark.parametrize("state, step, loss", [("failed: TooManyBadSteps", 0, 2.0), ("finished", TINY.steps - 1, None)])
 def test_a_run_without_a_finite_last_loss_has_no_row(state, step, loss, tmp_path):
     """The first one's checkpoint has all steps, so that the next process finds nothing left to train."""
     (tmp_path / "summary.json").write_text(json.dumps({"state": state, "processes": []}))
@@ -286,8 +270,7 @@ def test_ratios_are_the_same_in_whatever_order_runs_are_written():
     for run in runs:
         run |= dict(model={}, first_dense_ms=100.0 + run["seconds"])
         run["compile_seconds"] += 7.0 * (run["name"] == "dense@1.2")
-    expected = time_ratio.report(runs, "heldout_loss")
-    assert time_ratio.report(runs[::-1], "heldout_loss") == expected
+    assert time_ratio.report(runs[::-1], "heldout_loss") == time_ratio.report(runs, "heldout_loss")
 
 
 def test_a_seed_without_the_second_text_is_left_out_of_its_ratios():
@@ -310,8 +293,7 @@ def test_losses_that_dense_was_not_seen_at_are_extrapolated_and_marked(ratio, ca
 
 
 def test_seeds_of_several_files_of_a_suite_are_put_together():
-    runs = made_up([0.8, 0.9])
-    by_seed = [[run for run in runs if run["seed"] == seed] for seed in (0, 1)]
+    by_seed = [[run for run in made_up([0.8, 0.9]) if run["seed"] == seed] for seed in (0, 1)]
     files = [plots.Results(Path(f"{n}.json"), dict(suite="made_up", runs=of_seed)) for n, of_seed in enumerate(by_seed)]
     other = plots.Results(Path("other.json"), dict(suite="other", runs=made_up([0.5])))
     rows = time_ratio.rows_of_suite([files[0], other, files[1]])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_lm import config as config_lib
-from sparse_lm import config_rules
+from sparse_lm.config_rules import ACTIVATIONS, DTYPES, REMAT_POLICIES
 from sparse_lm.errors import ConfigError
 from sparse_lm.ops import backends
 from sparse_lm.recipes import RECIPES
@@ -19,12 +19,7 @@ from tests.fuzz.cases import cases
 BASES = {recipe: flatten_dict(small.config_dict(recipe).to_dict(), sep=".") for recipe in small.RECIPES}
 KEYS = sorted(BASES["dense"])
 GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
-NAMES = sorted(
-    {
-        *RECIPES, *backends.NAMES, *config_rules.ACTIVATIONS, *config_rules.REMAT_POLICIES,
-        *config_rules.DTYPES, "cosine", "wsd",
-    }
-)  # fmt: skip
+NAMES = sorted({*RECIPES, *backends.NAMES, *ACTIVATIONS, *REMAT_POLICIES, *DTYPES, "cosine", "wsd"})
 
 numbers = st.one_of(
     st.sampled_from([math.inf, -math.inf, math.nan, -0.0, 1e-300, 1e300, 0.5]),
@@ -45,8 +40,7 @@ changes = st.dictionaries(st.sampled_from(KEYS), values, min_size=1, max_size=3)
 
 
 def parse(recipe, changes):
-    flat = {**BASES[recipe], **changes}
-    return config_lib.parse(ml_collections.ConfigDict(unflatten_dict(flat, sep=".")))
+    return config_lib.parse(ml_collections.ConfigDict(unflatten_dict(BASES[recipe] | changes, sep=".")))
 
 
 def names_its_key(error: ConfigError) -> bool:

@@ -54,5 +54,4 @@ def test_other_weights_beside_the_model_are_not_its_own(tmp_path):
 def test_one_file_is_read_before_an_index_of_older_ones(tmp_path):
     write_shards(tmp_path, make_tensors(1), 400)
     write_shards(tmp_path, make_tensors(), 10**6)
-    stored = open_tensors(tmp_path)
-    np.testing.assert_array_equal(stored["b"][:], make_tensors()["b"])
+    np.testing.assert_array_equal(open_tensors(tmp_path)["b"][:], make_tensors()["b"])

@@ -54,11 +54,9 @@ def random_venom(m_rows, k, v, m, dtype, seed, contiguous=1) -> SparseVenom:
         rng = np.random.default_rng(seed)
         chosen = np.sort(np.argsort(rng.random((blocks, k // m, m)), axis=-1)[..., :4], axis=-1)
         columns = (chosen + m * np.arange(k // m)[:, None]).reshape(blocks, kept)
-    columns = np.pad(columns, ((0, rows // v - blocks), (0, -kept % 64)), constant_values=k)
+    columns = jnp.pad(jnp.int32(columns), ((0, rows // v - blocks), (0, -kept % 64)), constant_values=k)
     condensed = random_24(rows, kept, dtype, seed + 1)
-    return SparseVenom(
-        condensed.values, condensed.metadata, jnp.asarray(columns, jnp.int32), (m_rows, k), v, m, contiguous
-    )
+    return SparseVenom(condensed.values, condensed.metadata, columns, (m_rows, k), v, m, contiguous)
 
 
 def random_contiguous(blocks, kept, contiguous, rows, seed, lists=3):

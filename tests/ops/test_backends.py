@@ -136,11 +136,9 @@ def test_the_backend_of_the_documentation(monkeypatch):
     monkeypatch.setattr(backends, "_BEFORE_REFERENCE", ("mine",))
     on(monkeypatch, "cpu")
     assert _used(B) == {"matmul_24": {"mine"}}
-    for out_transposed in (False, True):
-        ours, expected = (
-            ops.matmul_24(W, B, out_transposed=out_transposed, implementation=name) for name in ("mine", "reference")
-        )
-        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    for turned in (False, True):
+        both = (ops.matmul_24(W, B, out_transposed=turned, implementation=name) for name in ("mine", "reference"))
+        np.testing.assert_allclose(*both, rtol=1e-6)
     assert _used(B.astype(jnp.bfloat16)) == {"matmul_24": {"reference"}}
     with pytest.raises(NotImplementedError, match="'mine' of matmul_24: takes float32, not bfloat16"):
         ops.matmul_24(W, B.astype(jnp.bfloat16), implementation="mine")

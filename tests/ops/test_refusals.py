@@ -194,10 +194,7 @@ OTHERS = [
     (r"targets must be int32\[8\].*; got int32\[7\]", lambda: ops.cross_entropy(X, X, TARGETS[1:])),
     ("classes must be in 1..8, the rows of w, not 9", lambda: ops.cross_entropy(X, X, TARGETS, 9)),
     (r"x must be \[..., D\], not a scalar and not empty", lambda: ops.add_norm(X[:0], None, SCALE, 1e-5)),
-    (
-        "activation = 'gelu' must be one of squared_relu, swiglu, geglu, gated_relu2",
-        lambda: ops.hidden_gradients(X, X, "gelu", key=KEY),
-    ),
+    ("activation = 'gelu' must be one of squared_relu, swiglu,", lambda: ops.hidden_gradients(X, X, "gelu", key=KEY)),
     ("x and update must be alike", lambda: ops.add_norm(X, X[:, 1:], SCALE, 1e-5)),
     (r"scale must be \[16\], a number for each column of x, not \[15\]", lambda: ops.add_norm(X, X, SCALE[1:], 1e-5)),
     (r"block_experts must be int32 \[12 / 3\]", lambda: ops.grouped_up(X12, W18, BLOCKS, 3, 3)),
@@ -252,10 +249,7 @@ BY_KERNELS = [
     ("float16", lambda b: b.squared_relu_24(H.astype(WIDE))),
     ("threefry2x32, not of rbg", lambda b: b.sparsify_24(H, "mvue", -1, key=RBG, dtype=NARROW)),
     ("threefry2x32, not of rbg", lambda b: b.squared_relu_gradients(H, y(), key=RBG)),
-    (
-        "rows of a scale = 96 must be",
-        lambda b: b.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), -1, dtype=NARROW),
-    ),
+    ("rows of a scale = 96", lambda b: b.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), -1, dtype=NARROW)),
 ]
 
 

@@ -118,8 +118,7 @@ def test_batches_of_one_model_under_vmap():
     recipe = examples.RECIPES["dense_slices"]
     loss = lambda w1, x: jnp.sum(jnp.square(recipe.ffn(x, w1, W2, examples.state_of(recipe))[0]))  # noqa: E731
     gradient, batches = jax.grad(loss), jnp.stack([X, X[::-1] / 2])
-    together = jax.jit(jax.vmap(gradient, (None, 0)))(W1, batches)
-    for x, dw1 in zip(batches, together, strict=True):
+    for x, dw1 in zip(batches, jax.jit(jax.vmap(gradient, (None, 0)))(W1, batches), strict=True):
         np.testing.assert_allclose(dw1, jax.jit(gradient)(W1, x), rtol=1e-4, atol=1e-4)
 
 
@@ -261,9 +260,7 @@ REFUSED = {
     "w1 is int32: must be of a dtype of floats": every_call(w1=W1.astype(int)),
     "x is int32: must be of a dtype of floats": every_call(x=X.astype(int)),
     r"must be \[2 F, D\] and \[F, D\] with activation 'swiglu'": entered(DenseSlices(activation="swiglu")),
-    "implementation = 'cuda' of recipe 'dense': must be one of reference, hopper, triton": [
-        lambda: Dense(implementation="cuda")
-    ],
+    "implementation = 'cuda' of recipe 'dense': must be one of reference,": [lambda: Dense(implementation="cuda")],
     "m = 6 of recipe 'slices': must be a positive multiple of 4": entered(Slices(m=6)),
     "m = 0 of recipe 'slices': must be a positive multiple of 4": entered(Slices(m=0)),
     "m = 24 of recipe 'dense_slices': must divide": entered(DenseSlices(m=24)),
@@ -287,9 +284,7 @@ REFUSED = {
     },
     r"enter\(w1, w2, x\) needs a batch x": [lambda: Slices().enter(W1, W2)],
     r"refresh\(w1, w2, state, x\) needs a batch x": [lambda: Slices().refresh(W1, W2, examples.state_of(Slices()))],
-    r"centroids \[4, 24\] of the state must be \[2, 24\] for this recipe": [
-        lambda: Slices(m=8).ffn(X, W1, W2, examples.state_of(Slices(m=16)))
-    ],
+    r"centroids \[4, 24\] of .* must be \[2, 24\]": [lambda: Slices(m=8).ffn(X, W1, W2, examples.state_of(Slices()))],
     "recipe 'slices' computes FFNs with squared_relu, gated_relu2, not swiglu": [
         *entered(Slices(m=8, activation="swiglu")),
         lambda: Slices(activation="swiglu").ffn(X, W1, W2),
@@ -303,30 +298,22 @@ REFUSED = {
         lambda: unchecked(Slices(v=16), X, W1, W2, examples.state_of(Slices(v=16)), order=ORDER[:95]),
         lambda: group_by_expert(CHOSEN, 5, 16, ORDER[:95]),
     ],
-    r"chosen must be a matrix of int32, not empty; got int32\[2, 48, 1\]": [
-        lambda: group_by_expert(CHOSEN.reshape(2, 48, 1), 5, 16)
-    ],
+    r"chosen must be a matrix .* got int32\[2, 48, 1\]": [lambda: group_by_expert(CHOSEN.reshape(2, 48, 1), 5, 16)],
     "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
     "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
     "recipe 'experts24' reads a state": [lambda: mixture(None)],
     r"w1 \[160, 24\] and w2 \[100, 24\] must be": [lambda: mixture(STATE24, w2=W2[:100], key=KEY)],
-    r"x \[96, 24\] and gates \[96, 2\] must be \[T, D\] and \[T, k\]: the groups have k = 1 and T k = 96": [
-        lambda: mixture(STATE24, gates=X[:, :2], key=KEY)
-    ],
+    r"gates \[96, 2\] must be .* k = 1 and T k = 96": [lambda: mixture(STATE24, gates=X[:, :2], key=KEY)],
     r"x \[48, 24\] and gates \[48, 1\] must be": [lambda: mixture(STATE24, x=X[:48], gates=X[:48, :1], key=KEY)],
     r"x \[48, 24\] and gates \[96, 1\] must be": [lambda: mixture(STATE24, x=X[:48], key=KEY)],
     r"w2 \[160, 24\] must be \[E Fe, D\]: the groups have E = 3": [lambda: mixture(STATE24, experts=3, key=KEY)],
-    r"w2 \[30, 24\] .* E = 5, and Fe must be a multiple of 4": [
-        lambda: mixture(STATE24, w1=W1[:30], w2=W2[:30], key=KEY)
-    ],
+    r"w2 \[30, 24\] .* Fe must be a multiple of 4": [lambda: mixture(STATE24, w1=W1[:30], w2=W2[:30], key=KEY)],
     "recipe 'slices' computes no experts": [
         lambda: Slices().mixture(X, W1, W2, X[:, :2], None),
         lambda: Slices().block_of_experts(96, 5),
     ],
-    "weight gradients of recipe 'experts24' are stochastic: to be differentiated it needs key=": [
-        lambda: mixture(STATE24)
-    ],
+    "weight gradients of recipe 'experts24' are stochastic: .* it needs key=": [lambda: mixture(STATE24)],
     "a shard of 96 neurons must be a multiple of 64": [lambda: gathered_of_two_devices(96)],
 }
 

@@ -60,8 +60,7 @@ def test_every_expert_has_tokens_though_all_sequences_begin_alike(sequences):
     """As with a token that stands before each text."""
     x = jnp.reshape(random((sequences * 32, 16)), (sequences, 32, 16))
     tokens = x.at[:, 0].set(x[0, 0]).reshape(-1, 16)
-    load = routing.expert_load(routing.assign_tokens(tokens, cluster(tokens, 16)), 16)
-    assert min(load) > 0.01
+    assert min(routing.expert_load(routing.assign_tokens(tokens, cluster(tokens, 16)), 16)) > 0.01
 
 
 @hypothesis.settings(max_examples=30, deadline=None)

@@ -30,8 +30,7 @@ def batches(windows: np.ndarray, size: int) -> list[np.ndarray]:
 
 def evaluate(model, windows: np.ndarray = WINDOWS, config: Config = CONFIG) -> dict[str, float]:
     graphdef, params = model
-    run = Evaluation(config, graphdef, BYTES_PER_TOKEN)
-    return run(params, None, batches(windows, config.batch_size))
+    return Evaluation(config, graphdef, BYTES_PER_TOKEN)(params, None, batches(windows, config.batch_size))
 
 
 def test_loss_perplexity_and_bits_per_byte_by_definition(model):

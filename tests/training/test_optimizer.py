@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import jax
@@ -18,17 +19,9 @@ def random_params(seed: int, scale: float = 1.0) -> dict:
     """Parameters laid out as the model's, layers stacked."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(scale * rng.standard_normal(shape), jnp.float32)  # noqa: E731
-    return {
-        "embed": {"embedding": draw(7, 4)},
-        "layers": {
-            "attention": {"q": draw(2, 4, 4)},
-            "attention_norm": draw(2, 4),
-            "ffn": {"up": draw(2, 8, 4), "down": draw(2, 8, 4)},
-            "ffn_norm": draw(2, 4),
-        },
-        "norm": draw(4),
-        "unembed": draw(7, 4),
-    }
+    layers = {"attention": {"q": draw(2, 4, 4)}, "ffn": {"up": draw(2, 8, 4), "down": draw(2, 8, 4)}}
+    layers |= {"attention_norm": draw(2, 4), "ffn_norm": draw(2, 4)}
+    return {"embed": {"embedding": draw(7, 4)}, "layers": layers, "norm": draw(4), "unembed": draw(7, 4)}
 
 
 def orthogonalised(matrix):
@@ -75,11 +68,8 @@ def test_three_steps_are_those_of_the_formulas(config, tolerance):
     for gradient in gradients:
         updates, state = jax.jit(optimizer.update)(gradient, state, trained)
         trained = optax.apply_updates(trained, updates)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=tolerance),
-        trained,
-        numpy_updates(config, params, gradients),
-    )
+    assert_close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=tolerance)
+    jax.tree.map(assert_close, trained, numpy_updates(config, params, gradients))
 
 
 def test_moments_in_bfloat16_train_as_those_in_float32():
@@ -113,8 +103,7 @@ def rates(**options) -> np.ndarray:
 
 def test_cosine_is_half_a_period_that_ends_with_the_last_step():
     rate = rates(schedule="cosine", final_fraction=0.1)
-    progress = np.arange(1, 33) / 32
-    expected = 2e-3 * (0.1 + 0.9 * (1 + np.cos(math.pi * progress)) / 2)
+    expected = 2e-3 * (0.1 + 0.9 * (1 + np.cos(math.pi * np.arange(1, 33) / 32)) / 2)
     np.testing.assert_allclose(rate[8:], expected, rtol=1e-5)
     np.testing.assert_allclose(rate[-1], 2e-4, rtol=1e-5)
 

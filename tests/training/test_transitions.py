@@ -60,9 +60,8 @@ def test_neurons_are_sorted_with_their_weights_and_moments():
     """Neurons change places as wholes, by which the dense function stays what it was."""
     before, after, _ = states_of("slices")
     config = config_of("slices")
-    old, new = (
-        [np.asarray(w) for tree in (state.params, *moments(state)) for w in matrices(tree)] for state in (before, after)
-    )
+    trees = ((state.params, *moments(state)) for state in (before, after))
+    old, new = ([np.asarray(w) for tree in of_state for w in matrices(tree)] for of_state in trees)
     for layer in range(config.model.layers):
         place = {row.tobytes(): i for i, row in enumerate(old[0][layer])}
         order = [place[row.tobytes()] for row in new[0][layer]]
@@ -177,10 +176,8 @@ def test_leaving_changes_the_weights_of_sparse_layers_alone_and_once(recipe):
     before, inputs = jax.device_get(state), None
     if config.sparsity.recipe.leave_reads_inputs:
         inputs = np.stack(routed(config, before, small.windows(config))).astype(np.float32)
-    params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(
-        state.params, state.recipe_state, x=inputs
-    )
-    params = jax.device_get(params)
+    leave = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))
+    params = jax.device_get(leave(state.params, state.recipe_state, x=inputs))
     once = jax.device_get(transitions["leave"](state, small.windows(config))[0])
     (read_up, read_down), (up, down) = matrices(params), matrices(once.params)
     np.testing.assert_allclose(read_down, down, rtol=1e-6)

@@ -99,6 +99,10 @@ def sparsify_24(method: str, axis: int) -> Call:
     return call(hopper.sparsify_24, x(300, 200), jax.random.key(1), names=("key",), **options)
 
 
+def soft_threshold_24(rows: int, scales: int, axis: int) -> Call:
+    return call(hopper.soft_threshold_24, random((rows, 200)), jnp.ones(scales), axis=axis, dtype=TYPE)
+
+
 def squared_relu_gradients(*, venom: bool, drawn: bool = False) -> Call:
     y = random_venom(300, NEURONS, 128, 16, TYPE, seed=0) if venom else random_24(300, KEPT, TYPE, seed=0)
     operands = x(300, KEPT, seed=2), y, *([jax.random.key(1)] if drawn else [])
@@ -156,24 +160,16 @@ CALLS: dict[str, Callable[[], Call]] = {
     },
     "sparsify_24 magnitude, rows": lambda: sparsify_24("magnitude", -1),
     "sparsify_24 mvue, columns": lambda: sparsify_24("mvue", 0),
-    "soft_threshold_24": lambda: call(
-        hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), axis=-1, dtype=TYPE
-    ),
-    "soft_threshold_24, one scale": lambda: call(
-        hopper.soft_threshold_24, random((100, 200), jnp.float32), jnp.ones(1), axis=-1, dtype=TYPE
-    ),
-    "soft_threshold_24, columns": lambda: call(
-        hopper.soft_threshold_24, random((100, 200), jnp.float32), jnp.ones(1), axis=0, dtype=TYPE
-    ),
+    "soft_threshold_24": lambda: soft_threshold_24(2 * 64, 2, -1),
+    "soft_threshold_24, one scale": lambda: soft_threshold_24(100, 1, -1),
+    "soft_threshold_24, columns": lambda: soft_threshold_24(100, 1, 0),
     "sparsify_24_tiles": lambda: call(
         hopper.sparsify_24_tiles, random((100, 300), jnp.float32), random((100, 300)) > 0, dtype=TYPE
     ),
     "squared_relu_venom 128:2:8": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=128, m=8),
     "squared_relu_venom 256:2:32": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=256, m=32),
     "squared_relu_24": lambda: call(hopper.squared_relu_24, x(100, 300)),
-    "squared_relu_24, of unscaled rows": lambda: call(
-        hopper.squared_relu_24, x(100, 300), x(100, 1, seed=1), names=("factor",)
-    ),
+    "squared_relu_24, unscaled rows": lambda: call(hopper.squared_relu_24, x(100, 300), x(100, 1), names=("factor",)),
     "hidden_gradients": lambda: hidden_gradients("squared_relu", 128),
     "hidden_gradients, with a gate": lambda: hidden_gradients("swiglu", 256),
     "squared_relu_gradients": lambda: squared_relu_gradients(venom=False),

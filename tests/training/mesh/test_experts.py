@@ -38,9 +38,8 @@ def test_gradients_are_those_of_one_device():
     (alone, expected), (state, metrics) = after_a_step(False), after_a_step(True)
     for key, value in expected.items():
         np.testing.assert_allclose(metrics[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
-    for (path, wanted), found in zip(
-        jax.tree.leaves_with_path(gradients(alone)), jax.tree.leaves(gradients(state)), strict=True
-    ):
+    leaves = jax.tree.leaves(gradients(state))
+    for (path, wanted), found in zip(jax.tree.leaves_with_path(gradients(alone)), leaves, strict=True):
         assert np.abs(wanted).max() > 0 or path[-1].key == "router_bias"
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max(), err_msg=str(path))
     np.testing.assert_array_equal(*(s.params["layers"]["ffn"]["router_bias"] for s in (state, alone)))
@@ -64,9 +63,8 @@ def test_tokens_travel_and_experts_do_not():
     config = small.config("dense", **MIXTURE | size | {"mesh.expert": 8})
     trainer, _ = small.compiled(config)
     found = collectives_of_ffn(trainer.steps["dense"], config, trainer)
-    shapes = {
-        kind: sorted(shape for c in found if c.kind == kind for shape in c.shapes) for kind in {c.kind for c in found}
-    }
+    kinds = {c.kind for c in found}
+    shapes = {kind: sorted(shape for c in found if c.kind == kind for shape in c.shapes) for kind in kinds}
     tokens, choices, dim = config.tokens_per_step, config.model.experts_per_token, config.model.dim
     own = tokens // 8
     assert shapes.pop("all-gather") == [(tokens, choices)] + 3 * [(tokens, dim)]

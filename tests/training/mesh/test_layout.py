@@ -10,7 +10,6 @@ from experiments.bench.hlo_collectives import collectives
 from experiments.quality import mesh_equality
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.transitions import transition_before
 from tests import small
 
 
@@ -29,15 +28,8 @@ def batch(config, trainer, step):
 
 def train(config):
     """The last state, and the metrics of each: what the training loop does, less its files."""
-    trainer, transitions = small.compiled(config)
-    state, trace = trainer.init(), []
-    for step in range(config.steps):
-        windows = batch(config, trainer, step)
-        if transition := transition_before(config, step):
-            state, _ = transitions[transition](state, windows)
-        state, metrics = trainer.steps[config.phase(step)](state, windows)
-        trace.append(jax.device_get(metrics))
-    return state, trace
+    batches = (small.windows(config, step) for step in range(config.steps))
+    return mesh_equality.take_steps(config, *small.compiled(config), batches)
 
 
 @pytest.mark.long
@@ -171,9 +163,7 @@ def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
 
 def test_state_is_split_where_it_is_large():
     """Of every matrix and both its moments, a device along fsdp stores its eighth."""
-    run = config("slices", (1, 8, 1))
-    trainer, _ = small.compiled(run)
-    state = trainer.abstract_state()
+    state = small.compiled(config("slices", (1, 8, 1)))[0].abstract_state()
     for path, leaf in jax.tree.leaves_with_path((state.params, state.opt_state)):
         shard = leaf.sharding.shard_shape(leaf.shape)
         is_matrix = leaf.ndim > 1 and not jax.tree_util.keystr(path[-1:], simple=True).endswith("norm")

@@ -41,9 +41,7 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(reci
     trainer, state = start(config)
     parts = [types.SimpleNamespace(directory=f"part {n}", train=range(size)) for n, size in enumerate(windows)]
     shares = list(zip(parts, (0.75, 0.25), strict=True)) if len(parts) > 1 else ()
-    data = types.SimpleNamespace(
-        directory="here", train=range(sum(windows)), shares=shares, describe=lambda: "a corpus"
-    )
+    data = types.SimpleNamespace(**vars(DATA) | dict(train=range(sum(windows)), shares=shares))
     print_overview(config, "runs/small", trainer, data, state)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "runs/small: starting"
