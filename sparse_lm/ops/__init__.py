@@ -2,7 +2,8 @@
 
 In shape annotations, which tests check, T are tokens, D is the model width, F are neurons, and S those that are kept.
 
-`dtype` and `out_dtype` are those of results, by default that of the dense operand: computed in float32, rounded once.
+`dtype` and `out_dtype` are those of results, by default that of the dense operand, and of `matmul_24_fp8` bfloat16:
+computed in float32, rounded once.
 `implementation` names the backend that must run an op, or `NotImplementedError` is raised; the best one by default.
 An operand of another format raises `TypeError`; one that is empty, and shapes, dtypes and numbers other than an op's
 arguments say, raise `ValueError`.

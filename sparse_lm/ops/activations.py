@@ -57,7 +57,7 @@ def hidden(saved: Array, activation: str) -> Float[Array, "T F"]:
 def gradient(dy: Float[Array, "T F"], saved: Array, activation: str) -> Float[Array, "T rows"]:
     """Computes dH of dY."""
     if activation == SQUARED_RELU:
-        return dy * 2 * jnp.sqrt(saved)
+        return dy * (2 * jnp.sqrt(saved))
     _, vjp = jax.vjp(functools.partial(_gated, activation), *halves(saved))
     return by_turns(*vjp(dy))
 

@@ -46,18 +46,21 @@ def check_ids(name: str, ids: Array) -> None:
         raise ValueError(f"{name} must be a matrix of int32, not empty; got {described(ids)}")
 
 
-def random_key(key: Any) -> Array | None:
-    """Returns a key as `jax.random.key` makes it, of one that `PRNGKey` made, too; None of None. Refuses others."""
+def random_key(key: Any, *, optional: bool = True) -> Array | None:
+    """Returns a key as `jax.random.key` makes it, of `PRNGKey`'s, too; None of None if `optional`. Refuses others."""
     if isinstance(key, Array | np.ndarray) and key.dtype == jnp.uint32 and key.ndim == 1:
         return jax.random.wrap_key_data(jnp.asarray(key))
     is_key = isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
-    if key is not None and not is_key:
-        raise ValueError(f"key must be a random key, such as jax.random.key(0); got {described(key)}")
+    if not (is_key or (optional and key is None)):
+        raise ValueError(f"key must be one random key, such as jax.random.key(0); got {described(key)}")
     return key
 
 
 def check_order(order: Array | None, tokens: int) -> None:
-    if order is not None and (order.shape, order.dtype.kind) != ((tokens,), "i"):
+    if order is None:
+        return
+    check_array("order", order)
+    if (order.shape, order.dtype) != ((tokens,), jnp.int32):
         raise ValueError(f"order {described(order)} must be int32[{tokens}], a permutation of the tokens")
 
 

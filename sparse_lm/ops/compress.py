@@ -95,6 +95,8 @@ def to_venom(
     if contiguous < 1 or columns.shape[1] % contiguous:
         raise ValueError(f"contiguous = {contiguous} must divide the {columns.shape[1]} columns of a list")
     _check_lists(columns, condensed.shape[0], condensed.shape[1], v)
+    if condensed.shape[1] != 4 * width // m:
+        raise ValueError(f"condensed {list(condensed.shape)} must have 4 of each m = {m} of the {width} columns")
     rows = condensed.values.shape[0]
     missing_rows = -rows % max(v, TILE)
     blocks = (rows + missing_rows) // v

@@ -101,8 +101,8 @@ class SparseVenom:
       v: rows of a block.
       m: columns of a group.
       contiguous: so many columns at a time are consecutive, and start at a multiple of that number. What is gathered is
-        then boxes, not single rows. A number above 1 divides Kc, and no column is padded, but for blocks of rows that
-        nobody reads: they list K throughout.
+        then boxes, not single rows. A number above 1 divides Kc. If it is a multiple of 64, no column is padded, but
+        for blocks of rows that nobody reads: they list K throughout.
     """
 
     values: Array

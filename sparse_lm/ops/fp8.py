@@ -204,7 +204,7 @@ def _linear_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
 def _linear_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
     rows, transposed = rows_both_ways(_tokens(dy))
-    return times(rows, w).reshape(x.shape), sum_over_rows(transposed, _tokens(x), w.dtype)
+    return times(rows, w).reshape(x.shape).astype(x.dtype), sum_over_rows(transposed, _tokens(x), w.dtype)
 
 
 linear.defvjp(_linear_forward, _linear_backward)

@@ -128,7 +128,8 @@ def gated_squared_relu_gradients(
         raise ValueError(f"dy {list(dy.shape)} and y {list(y.shape)} must be [T, F] for h {list(h.shape)}, [T, 2 F]")
     if y.shape[1] % 4:
         raise ValueError(f"y {list(y.shape)} must have a multiple of 4 neurons: a group of dH is of gates or of others")
-    return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=random_key(key))
+    key = random_key(key, optional=False)
+    return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=key)
 
 
 def hidden_gradients(
@@ -154,7 +155,8 @@ def hidden_gradients(
     check_matrix("saved", saved)
     if saved.shape != (dy.shape[0], rows_per_neuron(activation) * dy.shape[1]):
         raise ValueError(f"saved {list(saved.shape)} must have {rows_per_neuron(activation)} for each of dy's columns")
-    return backends.dispatch("hidden_gradients", implementation, dy, saved, activation, key=random_key(key))
+    key = random_key(key, optional=False)
+    return backends.dispatch("hidden_gradients", implementation, dy, saved, activation, key=key)
 
 
 def _check_factor(name: str, x: Array, factor: Array | None) -> None:

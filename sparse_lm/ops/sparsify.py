@@ -37,7 +37,7 @@ def sparsify_24(
     """Sparsifies a matrix to 2:4: at most two of each group of four along `axis`.
 
     Args:
-      x: [M, K] float; K need not be a multiple of 4.
+      x: [M, K] float; neither need be a multiple of 4.
       method: "magnitude" keeps the two largest; "mvue" is stochastic, without bias and of minimum variance
         (2203.10991), up to the 16 bits of its random numbers: with h at most half of a group's magnitudes, a member's
         expectation is off by less than 2^-16 h, and one below 2^-17 h may never be kept.
@@ -49,9 +49,7 @@ def sparsify_24(
     if method not in METHODS:
         raise ValueError(f"method = {method!r} must be one of {', '.join(METHODS)}")
     check_axis(axis)
-    key = random_key(key)
-    if method == "mvue" and key is None:
-        raise ValueError("method = 'mvue' is stochastic: key must be given")
+    key = random_key(key, optional=method != "mvue")
     return backends.dispatch("sparsify_24", implementation, x, method, axis, dtype=dtype or x.dtype, key=key)
 
 

@@ -1,7 +1,7 @@
 """Kernels for NVIDIA Hopper (sm_90), in Pallas Mosaic GPU.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
-they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
+they cannot do with `NotImplementedError(reason)`. Products with a 2:4 operand also take a `config`, their tiling.
 
     products       matmul_24, matmul_venom, scattered_matmul_24, sampled_matmul_24, sampled_rows_24;
                    dense products in grouped (experts) and cross_entropy (the loss), whose loops are Pallas' own

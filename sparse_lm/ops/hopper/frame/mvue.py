@@ -57,10 +57,9 @@ def sample_halves(
     halves: Sequence[int],
     element: ir.Type,
 ) -> list[list[PackedPair]]:
-    """Estimates, for each of `halves`, 0 (low) or 1, that half of two of each four words.
+    """Draws two of each four of 16 numbers, the low (0) or high (1) halves of 16 words, for each of `halves`.
 
-    There are 16 words. `place` says where they are in a transpose, for their random bits: first column, row, how many
-    rows.
+    `place` says where they are in a transpose, for their random bits: first column, row, how many rows.
     """
     pairs, (column, row, rows) = [[] for _ in halves], place
     above_one = uniform_above_one(key, (column >> 4) * rows + row)

@@ -57,7 +57,8 @@ def multiply(
       schedule: how many clusters there are and who exchanges sums with whom; what each computes.
       loads: from the operands and a job, what to copy.
       operands: arrays that jobs and loads read, in global memory; first the values of the 2:4 operand.
-      out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
+      out: the product, or its transpose if `out_transposed`; sizes are multiples of 64, but for rows that
+        a `store` of one's own writes.
       b_transposed: whether the dense operand's tiles have the contracted dimension last, as those of e4m3 must.
       gathers: whether the loads have `gather`.
       store: how to write a part of `out`; as it is by default.
@@ -75,7 +76,7 @@ def multiply(
     words = step // wgmma_sp.STEP  # of a lane's metadata in a step, for each block of 64 rows
     sizes = blocks, own_n, words
     b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
-    # Those of a thread of the producer, and of a consumer, together a multiprocessor's 65,536.
+    # Those of a thread of the producer, and of a consumer: together at most a multiprocessor's 65,536.
     few = own_m * own_n // WARPGROUP_SIZE <= _FEW_ACCUMULATORS
     producer_registers, consumer_registers = (56, 224) if few or gathers else (24, 240)
     workspace = (grid.contributors, CLUSTER, CONSUMERS)

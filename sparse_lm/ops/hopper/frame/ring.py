@@ -87,7 +87,9 @@ class Ring:
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, types))
         def inline(ctx, full, slot, tiles):
-            mgpu_utils.warpgroup_barrier()  # no warp may start to wait for a phase that is already the last but one
+            # All warps are past the wait above before a thread refills the slot. Else its consumers might complete the
+            # next phase of `empty`, too, and a slower warp, which knows a phase by its parity only, would wait forever.
+            mgpu_utils.warpgroup_barrier()
             barrier = _barrier(full, scalar(slot))
             one_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.WARPGROUP)
             sizes = (math.prod(shape_of(target)) * mgpu_utils.bytewidth(element_of(target)) for _, target, _ in tiles)

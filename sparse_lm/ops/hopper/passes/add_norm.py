@@ -183,5 +183,5 @@ def _by_row(
 
 
 def _blocks(bytes_of_row: int) -> int:
-    """Counts the blocks of the gradient's kernel that fit a multiprocessor's shared memory, and so its registers."""
+    """Counts the blocks on a multiprocessor: as many as find shared memory for the gradient's three rows a stage."""
     return max(1, min(_BLOCKS, _SHARED_MEMORY // (3 * _STAGES * bytes_of_row)))

@@ -34,7 +34,7 @@ _WARPGROUPS = 2
 _RING = 3  # tiles of a second input in flight; those of the first have a place each
 _SLOTS = 2  # tiles on their way to global memory
 _CLUSTERS = (1, 2, 4, 8)  # larger ones are not portable
-# The most columns of a block, and how many tiles have one barrier: with the first two blocks fit on a multiprocessor;
+# The most columns of a block, and how many tiles have one barrier. Two of the first kind fit on a multiprocessor;
 # a group of barriers has at most 32.
 _BLOCKS = ((1024, 1), (2048, 1), (2560, 2))
 _LARGEST_FRACTION = 0b11 << 21  # of float32: 448 is 1.75 times 2^8

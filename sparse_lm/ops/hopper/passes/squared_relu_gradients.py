@@ -109,7 +109,7 @@ def squared_relu_gradients(
         tiles,
         scratch=[
             plgpu.SMEM((shared_words.COUNT,), jnp.int32),
-            plgpu.SMEM((max(tile_neurons, WARPGROUP_SIZE),), jnp.int32),
+            plgpu.SMEM((-(-tile_neurons // WARPGROUP_SIZE) * WARPGROUP_SIZE,), jnp.int32),
         ],
         name="squared_relu_gradients",
     )

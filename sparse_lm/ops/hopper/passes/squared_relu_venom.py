@@ -32,7 +32,7 @@ _KEPT = 4  # columns of a group
 _ROWS_AT_ONCE = 4  # that a warp has under way
 _PAD = 8  # elements at the end of a row in shared memory: rows start on different banks, 16 bytes stay aligned
 _LARGEST_BLOCK = 512  # rows, of two threads each
-_LARGEST_TILE = 200 * 2**10  # bytes
+_LARGEST_AREA = 12_800  # v m: 200 KiB in 8 groups
 _SHARED_TILE = 72 * 2**10  # bytes: two or three blocks have room on a multiprocessor
 
 
@@ -42,11 +42,11 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
     check_hidden_dtype(h.dtype)
     groups = TILE // _KEPT
     groups = groups if v * groups * m * h.dtype.itemsize <= _SHARED_TILE else groups // 2
-    tile_columns, group_bytes = groups * m, groups * h.dtype.itemsize
-    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
+    tile_columns = groups * m
+    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m > _LARGEST_AREA:
         raise NotImplementedError(
             f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most "
-            f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
+            f"{_LARGEST_AREA}, not v = {v}, m = {m}"
         )
     shape = rows, width = h.shape
     check_multiples({"F": (width, TILE // _KEPT * m)})

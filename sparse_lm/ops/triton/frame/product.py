@@ -144,8 +144,9 @@ def _place_rows(neuron_ids, tile_m, tile_n, product: gl.constexpr):
 def _copy_a(values, metadata, values_smem, words_smem, tile, of_tile, step, product: gl.constexpr):
     """Copies rows and words of a in a step; past the last step, zeros.
 
-    Past the last row, those of the last one are copied, or zeros if rows are listed. Zeros are no words of metadata:
-    past the last step, those of the last one are copied, or none if rows are listed.
+    Past the last row, those of the last one are copied, or zeros if rows are listed. Words of zeros would be no
+    metadata: past the last step, the last one's are copied again. If rows are listed none are, since such steps are
+    copied, but never multiplied.
     """
     tiling: gl.constexpr = product.tiling
     live = step < product.steps
