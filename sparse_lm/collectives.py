@@ -32,6 +32,10 @@ class Axes:
     tensor: str | None = None  # splits attention heads and FFN neurons
     expert: str | None = None  # splits a mixture's experts, which compute the tokens of all devices along it
 
+    def __post_init__(self) -> None:
+        if isinstance(self.batch, str):
+            raise ValueError(f"batch = {self.batch!r} must be a tuple of names, such as ({self.batch!r},)")
+
     @property
     def of_experts(self) -> Axes:
         """Returns the axes between which experts are the same, each with tokens of its own: no longer `expert`."""

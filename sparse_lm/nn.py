@@ -121,7 +121,8 @@ class SquaredReluFFN(nnx.Module):
 
     def _require(self, sparse: bool) -> None:
         if self.sparse != sparse:
-            raise ValueError("the FFN is in its sparse phase" if self.sparse else "the FFN is dense: call enter first")
+            phase, other = ("sparse", "leave") if self.sparse else ("dense", "enter")
+            raise ValueError(f"the FFN is {phase}: call {other} first")
 
 
 Path = tuple[Hashable, ...]
@@ -145,13 +146,13 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
     for prefix, order in orders.items():
         below = [path for path in shapes if path[: len(prefix)] == tuple(prefix)]
         if not below:
-            raise ValueError(f"no parameters are at {prefix}")
+            raise ValueError(f"no parameters are at {prefix!r}, but at {', '.join(map(str, list(shapes)[:3]))}, ...")
         order_of |= dict.fromkeys(below, order)
         if order is not None:
             rows = [(*order.shape[:-1], per_neuron * order.shape[-1]) for per_neuron in (1, 2)]
             if misfits := [f"{path} {[*shapes[path]]}" for path in below if shapes[path][:-1] not in rows]:
                 allowed = f"[..., F, D], or [..., 2 F, D] with a gate, where their order {[*order.shape]} is [..., F]"
-                raise ValueError(f"{', '.join(misfits)} must be {allowed}")
+                raise ValueError(f"{', '.join(misfits)} must be {allowed}; a path may end with one parameter's name")
     fewest = min((order.shape[-1] for order in orders.values() if order is not None), default=math.inf)
 
     def sort(path: Any, leaf: Any) -> Any:

@@ -110,7 +110,7 @@ def test_what_is_out_of_turn_is_refused():
     for call in (ffn.leave, ffn.refresh):
         with pytest.raises(ValueError, match="the FFN is dense: call enter first"):
             call()
-    with pytest.raises(ValueError, match="the FFN is in its sparse phase"):
+    with pytest.raises(ValueError, match="the FFN is sparse: call leave first"):
         sparse_ffn()[0].enter(X)
 
 

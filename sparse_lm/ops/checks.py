@@ -60,8 +60,8 @@ def check_order(order: Array | None, tokens: int) -> None:
     if order is None:
         return
     check_array("order", order)
-    if (order.shape, order.dtype) != ((tokens,), jnp.int32):
-        raise ValueError(f"order {described(order)} must be int32[{tokens}], a permutation of the tokens")
+    if (order.shape, order.dtype.kind) != ((tokens,), "i"):
+        raise ValueError(f"order {described(order)} must be int[{tokens}], a permutation of the tokens")
 
 
 def check_float(name: str, dtype: DTypeLike | None) -> None:

@@ -33,7 +33,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops import backends
 from sparse_lm.ops.activations import SQUARED_RELU, rows_per_neuron
-from sparse_lm.ops.checks import check_order, random_key
+from sparse_lm.ops.checks import check_array, check_order, described, random_key
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.recipes import differentiable
 from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats
@@ -284,6 +284,7 @@ class Recipe:
         Raises:
           ValueError: shapes or dtypes do not fit; no state, or one of another type or shape, is given to a recipe that
             has one; when differentiated, no key to one that is stochastic; or the recipe computes experts only.
+          TypeError: x, a weight or the order is no array.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
         self._check_activation(self.computes, "FFNs")
@@ -350,13 +351,15 @@ class Recipe:
     def _check_arrays(self, w1: Array, w2: Array, x: Array | None) -> None:
         """Refuses arrays whose shapes do not fit together, or that are not of floats."""
         rows = "F" if (per_neuron := rows_per_neuron(self.activation)) == 1 else f"{per_neuron} F"
+        for name, array in (given := {"w1": w1, "w2": w2} | ({} if x is None else {"x": x})).items():
+            check_array(name, array)
         shapes = f"w1 {[*w1.shape]} and w2 {[*w2.shape]}"
         if w2.ndim != 2 or w1.shape != (per_neuron * w2.shape[0], w2.shape[1]):
             raise ValueError(f"{shapes} must be [{rows}, D] and [F, D] with activation {self.activation!r}")
         if x is not None and (x.shape[-1:] != w2.shape[1:] or not x.size):
             raise ValueError(f"x {[*x.shape]} must be [..., D], not empty; {shapes} are [{rows}, D] and [F, D]")
-        for name, array in (("w1", w1), ("w2", w2), ("x", x)):
-            if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+        for name, array in given.items():
+            if not jnp.issubdtype(array.dtype, jnp.floating):
                 raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
 
     def check_entered(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> None:
@@ -369,7 +372,8 @@ class Recipe:
         if self.State is NoState:
             return NoState()
         if not isinstance(state, self.State):
-            raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
+            made = "make one with enter(w1, w2, x)"
+            raise ValueError(f"recipe {self.name!r} reads a state: {made}; got {described(state)}")
         if axes == ONE_DEVICE:
             for name, array in jax.eval_shape(self.init_state, w1, w2)._asdict().items():
                 if (given := jnp.shape(getattr(state, name))) != array.shape:

@@ -28,7 +28,7 @@ from sparse_lm import ops
 from sparse_lm.ops.activations import ACTIVATIONS, SQUARED_RELU, activate
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
-from sparse_lm.recipes.weight_forms import WeightForms, stack_layers
+from sparse_lm.recipes.weight_forms import WeightForms, check_layers, stack_layers
 
 
 class Masks(NamedTuple):
@@ -121,6 +121,7 @@ class Fst(Recipe):
 @jax.named_call
 def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
     """Compresses weights [L, F, D] along D and along F under transposable masks (2404.01847)."""
+    check_layers(w)
     options: dict[str, Any] = dict(dtype=dtype, implementation=implementation)
     along_model, along_neurons = lax.map(lambda layer: ops.sparsify_24_tiles(*layer, **options), (w, mask))
     return WeightForms(stack_layers(along_model), stack_layers(along_neurons), None, None, *w.shape)

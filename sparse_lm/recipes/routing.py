@@ -91,7 +91,7 @@ def cluster(rows: Float[Array, "N D"], experts: int) -> Float[Array, "E D"]:
     sequences, which may be the same. Rows that are not finite count for nothing.
     """
     if rows.shape[0] < experts:
-        raise ValueError(f"{rows.shape[0]} rows are too few for {experts} centroids")
+        raise ValueError(f"{rows.shape[0]} tokens or neurons are too few for {experts} experts")
     spread = np.arange(experts) * (rows.shape[0] - 1) // max(experts - 1, 1)
     start = unit(_finite(rows[spread]))
     return lax.fori_loop(0, ITERATIONS, lambda _, centroids: update_centroids(rows, centroids), start)
@@ -140,7 +140,7 @@ def order_neurons(
     """
     experts = centroids.shape[0]
     member = assign_tokens(x, centroids) == jnp.arange(experts)[:, None]
-    y = _finite(y).astype(jnp.promote_types(y.dtype, jnp.bfloat16))  # squares need more than float16's range
+    y = _finite(y).astype(jnp.float32 if y.dtype == jnp.float16 else y.dtype)  # squares need more than its range
     energy = jnp.matmul(member.astype(y.dtype), jnp.square(y), preferred_element_type=jnp.float32)
     # XLA for CPUs has no bfloat16 product with float32 sums that it transposes.
     owner = assign_neurons(lax.optimization_barrier(energy))

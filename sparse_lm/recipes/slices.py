@@ -51,7 +51,7 @@ from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, soft_thres
 class RoutedState(NamedTuple):
     scale_up: Array  # f32[], beta of W1
     scale_down: Array  # f32[], beta of W2
-    centroids: Array  # f32[E, D]
+    centroids: Array  # f32[E, D], of tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

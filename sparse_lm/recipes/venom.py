@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,14 @@ from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.base import FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.dense_slices import rules_of_m
-from sparse_lm.recipes.slices import RoutedState, block_rules
+from sparse_lm.recipes.slices import block_rules
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24
+
+
+class VenomState(NamedTuple):
+    scale_up: Array  # f32[], beta of W1
+    scale_down: Array  # f32[], beta of W2
+    centroids: Array  # f32[E, D], of rows of W1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class Venom(SoftThreshold24):
         "grad_up": "dH 2:4, stochastic",
         "grad_down": "Y 2:4, stochastic",
     }
-    State = RoutedState
+    State = VenomState
     takes_order = True
     stochastic = True
 
@@ -71,13 +77,13 @@ class Venom(SoftThreshold24):
         kept_share = 4 / self.m
         return super().work() | {product: 0.5 * kept_share for product in ("down", "grad_hidden", "grad_input")}
 
-    def init_state(self, w1: Array, w2: Array) -> RoutedState:
+    def init_state(self, w1: Array, w2: Array) -> VenomState:
         scales: Scales = super().init_state(w1, w2)
-        return RoutedState(*scales, jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
+        return VenomState(*scales, jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[VenomState, None]:
         self.check(w1, w2, x)
-        return RoutedState(*self.fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
+        return VenomState(*self.fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
 
     def for_evaluation(self) -> Recipe:
         # No kernel takes blocks of one token.

@@ -259,6 +259,14 @@ REFUSED = {
     r"w1 \[160, 24\] and w2 \[80, 24\] must be": every_call(w2=W2[:80]),
     "w1 is int32: must be of a dtype of floats": every_call(w1=W1.astype(int)),
     "x is int32: must be of a dtype of floats": every_call(x=X.astype(int)),
+    "w1 must be an array; got list": every_call(w1=W1.tolist()),
+    "x must be an array; got list": every_call(x=X.tolist()),
+    "recipe 'slices' reads a state: .*; got VenomState": [
+        lambda: Slices().ffn(X, W1, W2, Venom().init_state(W1, W2)),
+    ],
+    r"weights \[160, 24\] must be \[L, F, D\], those of all layers": [
+        lambda r=r: r.prepare(W1, W2, examples.state_of(r), jnp.float32) for r in (DENSE, Fst(), Slices())
+    ],
     r"must be \[2 F, D\] and \[F, D\] with activation 'swiglu'": entered(DenseSlices(activation="swiglu")),
     "implementation = 'cuda' of recipe 'dense': must be one of reference,": [lambda: Dense(implementation="cuda")],
     "m = 6 of recipe 'slices': must be a positive multiple of 4": entered(Slices(m=6)),
@@ -292,8 +300,8 @@ REFUSED = {
     "recipe 'experts24' computes experts with squared_relu, gated_relu2, not swiglu": [
         lambda: Experts24(activation="swiglu").mixture(X, W1, W2, X[:, :2], None)
     ],
-    r"order float32\[96\] must be int32\[96\]": [lambda: unchecked(Act24(), X, W1, W2, order=X[:, 0])],
-    r"order int32\[95\] must be int32\[96\], a permutation of the tokens": [
+    r"order float32\[96\] must be int\[96\]": [lambda: unchecked(Act24(), X, W1, W2, order=X[:, 0])],
+    r"order int32\[95\] must be int\[96\], a permutation of the tokens": [
         lambda: unchecked(Act24(), X, W1, W2, order=ORDER[:95]),
         lambda: unchecked(Slices(v=16), X, W1, W2, examples.state_of(Slices(v=16)), order=ORDER[:95]),
         lambda: group_by_expert(CHOSEN, 5, 16, ORDER[:95]),
@@ -321,7 +329,7 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_does_not_fit_is_refused_by_name(message):
     for call in REFUSED[message]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             jax.eval_shape(call)
 
 
