@@ -33,7 +33,7 @@ from sparse_lm.training.run_data import FILE as DATA
 from sparse_lm.training.telemetry.metrics import FILE as METRICS
 from sparse_lm.training.telemetry.metrics import read_metrics, to_json
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import save_config
+from sparse_lm.training.workdir import save_config, workdir_lock
 
 _LOGGED = 200  # steps between those whose metrics a row has
 
@@ -42,12 +42,13 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run."""
     workdir, longest = root / f"{name}-{seed}", root / f"{suite.longest}-{seed}"
     config, before = suite.config(name, seed, data), None
-    (workdir / ROW).unlink(missing_ok=True)
-    if workdir.exists() and not saved_checkpoints(workdir):  # it begins anew, without the seconds of what was there
-        shutil.rmtree(workdir)
+    with workdir_lock(workdir):
+        (workdir / ROW).unlink(missing_ok=True)
+        if not saved_checkpoints(workdir):  # it begins anew, without the seconds of what was there
+            shutil.rmtree(workdir)
     if start := suite.branch_start(name):
-        before = first_steps_of(read_summary(longest), start)
         start_from(longest, workdir, config, start)
+        before = first_steps_of(read_summary(longest), start)
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))

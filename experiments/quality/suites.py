@@ -8,6 +8,7 @@ it is a branch of that.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from types import ModuleType
@@ -45,6 +46,13 @@ class Suite:
     base: Overrides
     runs: dict[str, Overrides]
     lengths: tuple[float, ...] = (0.8, 1.0)
+
+    def __post_init__(self) -> None:
+        smallest = min((b - a for a, b in itertools.pairwise(self.lengths)), default=0.0)
+        whole = smallest > 0 and all(math.isclose(n / smallest, round(n / smallest)) for n in self.lengths)
+        if not whole or "dense" not in self.runs:
+            allowed = "two or more, ascending, multiples of the smallest difference; and runs must have 'dense'"
+            raise ValueError(f"lengths = {self.lengths} must be {allowed}")
 
     @property
     def steps(self) -> int:

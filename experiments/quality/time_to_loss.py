@@ -6,7 +6,8 @@ r"""Trains the runs of a suite side by side on the GPUs of a host, and records w
     python -m experiments.quality.time_ratio experiments/results/time_afm_4_layers_h200.json
 
 GPUs work in pairs: for one seed dense runs on the first of a pair while the others run on the second, for the pair's
-next seed the other way round. Branches of the longest dense run (suites.py) run behind it, on the same GPU.
+next seed the other way round. Branches of the longest dense run (suites.py) run behind it, on the same GPU. A run that
+fails ends its GPU's queue.
 
 Runs that the output has are left out, one that was cut short goes on from its checkpoint, and after `--minutes` those
 under way are saved: the same command goes on. Checkpoints are deleted when nothing needs them any more.
@@ -35,6 +36,7 @@ from experiments.quality import controls
 from experiments.quality.suites import ROW, SUITES, Suite
 from sparse_lm.data.dataset import Data
 from sparse_lm.data.opening import open_data
+from sparse_lm.entry_point import configure_logs
 from sparse_lm.errors import DataError, UserError
 from sparse_lm.files import replacing
 
@@ -84,9 +86,8 @@ def check_data(suite: Suite, path: str, second: str, names: Iterable[str], rows:
     data = open_data(config)
     _check_text("--data", path, data, (row.get("corpus_sha256", "unknown") for row in rows))
     if second:
-        with_second = [row for row in rows if "second_heldout_loss" in row]
         other = open_data(dataclasses.replace(config, data=dataclasses.replace(config.data, path=second)))
-        _check_text("--second_data", second, other, (row.get("second_corpus_sha256", "unknown") for row in with_second))
+        _check_text("--second_data", second, other, (row.get("second_corpus_sha256", "unknown") for row in rows))
     windows = len(data.train)
     epochs = config.steps * config.batch_size / windows
     if epochs > MOST_EPOCHS:
@@ -102,33 +103,44 @@ def _check_text(flag: str, path: str, data: Data, of_rows: Iterable[str]) -> Non
 
 
 class Results:
-    """The rows of finished runs of a suite, in a file that several threads add to.
+    """The rows of finished runs of a suite, in a file that several threads add to; its other keys stay.
 
     Raises:
-      DataError: the file has runs of another suite.
+      DataError: the file has runs of another suite, or of this one as it was before a change, or none.
     """
 
     def __init__(self, path: Path, suite: str):
         self.name, self.suite = suite, SUITES[suite]
         self._path, self._lock = path, threading.Lock()
-        found = json.loads(path.read_text()) if path.exists() else {"suite": suite, "runs": []}
-        if (other := found.get("suite")) != suite:
-            raise DataError(f"--output={path}: has runs of the suite {other}, not {suite}")
-        self.rows = found["runs"]
+        about = dict(suite=suite, base=self.suite.base, lengths=self.suite.lengths)
+        self._about = json.loads(json.dumps(about))
+        self.rows = self._read().get("runs", [])
 
     def __contains__(self, item: Item) -> bool:
         return any((row["name"], row["seed"]) == item for row in self.rows)
 
+    def _read(self) -> dict[str, Any]:
+        if not self._path.exists():
+            return {}
+        try:
+            found = json.loads(self._path.read_text())
+            changed = [key for key, own in self._about.items() if found[key] != own]
+            {(row["name"], row["seed"]) for row in found["runs"]}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise DataError(f"--output={self._path}: is no result of a suite: {error!r}") from error
+        if changed:
+            raise DataError(f"--output={self._path}: has runs of another {' and '.join(changed)} than {self.name}'s")
+        return found
+
     def add(self, row: dict[str, Any]) -> None:
         """Adds a run's row to the file, in place of an earlier one of the same run."""
         with self._lock, replacing(self._path) as partial:
-            others = [old for old in self.rows if (old["name"], old["seed"]) != (row["name"], row["seed"])]
+            found = self._read()  # another command may have added to it
+            others = [old for old in found.pop("runs", []) if (old["name"], old["seed"]) != (row["name"], row["seed"])]
             self.rows = [*others, row | {"overrides": self.suite.overrides(row["name"])}]
-            about = dict(
-                device=row["device"]["kind"], date=datetime.date.today().isoformat(), jax=row["versions"]["jax"]
-            )
-            table = dict(suite=self.name, base=self.suite.base, lengths=self.suite.lengths, runs=self.rows)
-            partial.write_text(json.dumps(about | table) + "\n")
+            today = datetime.date.today().isoformat()
+            machine = dict(device=row["device"]["kind"], date=today, jax=row["versions"]["jax"])
+            partial.write_text(json.dumps(found | machine | self._about | dict(runs=self.rows)) + "\n")
 
 
 class Host:
@@ -206,7 +218,8 @@ class Host:
             self._under_way.discard(process)
         if status or not row.exists():
             if not self._stopping.is_set():
-                self.failed.append(f"{item.workdir} (exit status {status}, see {log})")
+                *_, last = ["nothing", *log.read_text().splitlines()]
+                self.failed.append(f"{item.workdir} (exit status {status}, see {log}, which ends with: {last})")
             return False
         row = json.loads(row.read_text())
         self._results.add(row)
@@ -223,6 +236,7 @@ def main(_: Sequence[str]) -> None:
     queues = assign(values.runs or list(suite.runs), [int(seed) for seed in values.seeds], len(values.gpus))
     queues = [with_lengths(queue, suite) for queue in queues]
     root = Path(values.workdir)
+    configure_logs()
     controls.register()
     try:
         results = Results(Path(values.output), values.suite)
@@ -230,6 +244,8 @@ def main(_: Sequence[str]) -> None:
         check_data(suite, values.data, values.second_data, names, results.rows)
     except UserError as error:
         sys.exit(str(error))
+    if all(item in results for item in itertools.chain(*queues)):
+        print(f"{values.output} has all of these runs")
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "experiments.quality.one_run", f"--suite={values.suite}", f"--data={values.data}"]
     host = Host([*command, f"--second_data={values.second_data}", f"--root={root}"], root, results)
@@ -247,10 +263,12 @@ def main(_: Sequence[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_enum("suite", None, list(SUITES), "Set of runs.", required=True)
     flags.DEFINE_list("runs", [], "Names of runs; all of the suite by default.")
-    branches = "must be without @: dense stands for its branches, too"
-    flags.register_validator("runs", lambda runs: not any("@" in name for name in runs), branches)
+    branches = "must be without @, since dense stands for its branches, too, and each of them once"
+    flags.register_validator("runs", lambda runs: len({*runs}) == len(runs) and "@" not in "".join(runs), branches)
     flags.DEFINE_list("seeds", ["0"], "Seeds of each run.")
-    flags.register_validator("seeds", lambda seeds: all(map(str.isdecimal, seeds)), "must be whole numbers, 0 or more")
+    numbers = "must be whole numbers, 0 or more, each of them once"
+    distinct = lambda seeds: all(map(str.isdecimal, seeds)) and len({*map(int, seeds)}) == len(seeds) > 0  # noqa: E731
+    flags.register_validator("seeds", distinct, numbers)
     flags.DEFINE_list("gpus", ["0"], "GPUs, as CUDA_VISIBLE_DEVICES has them.")
     pairs = "must be one GPU or pairs of GPUs, each of them once"
     flags.register_validator("gpus", lambda gpus: len({*gpus}) == len(gpus) in (1, *range(2, 99, 2)), pairs)

@@ -61,14 +61,36 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
         check_data(TINY, data, "", ["dense"], [here, {"name": "of a file that does not say its text"}])
     without_text = here | {"second_heldout_loss": 2.0}
     check_data(TINY, data, "", ["dense"], [without_text])
-    check_data(TINY, data, data, ["dense"], [here, without_text | {"second_corpus_sha256": here["corpus_sha256"]}])
+    check_data(TINY, data, data, ["dense"], [without_text | {"second_corpus_sha256": here["corpus_sha256"]}])
     for row, sha256 in ((without_text, "unknown"), (without_text | {"second_corpus_sha256": "01234567"}, "01234567")):
         with pytest.raises(DataError, match=f"^--second_data=.* which has sha256 {sha256}$"):
             check_data(TINY, data, data, ["dense"], [row])
-    for other, found in (("llama60m", {"suite": "llama60m", "runs": []}), (None, {"recipes": {}})):
+    tiny = dict(suite="tiny", base=TINY.base, lengths=TINY.lengths, runs=[])
+    for found, message in (
+        (tiny | dict(suite="llama60m"), "has runs of another suite than tiny's"),
+        (tiny | dict(base={}, lengths=[1, 2]), "has runs of another base and lengths than tiny's"),
+        (dict(recipes={}), "is no result of a suite"),
+        ([], "is no result of a suite"),
+    ):
         (tmp_path / "out.json").write_text(json.dumps(found))
-        with pytest.raises(DataError, match=rf"out\.json: has runs of the suite {other}, not tiny"):
+        with pytest.raises(DataError, match=rf"out\.json: {message}"):
             Results(tmp_path / "out.json", "tiny")
+
+
+def test_rows_that_another_command_added_and_what_was_written_by_hand_stay(tmp_path):
+    path, row = tmp_path / "out.json", dict(name="dense@1.2", device=dict(kind="stub"), versions=dict(jax="0"))
+    first, second = Results(path, "tiny"), Results(path, "tiny")
+    first.add(row | dict(seed=0))
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(commit="abc")))
+    second.add(row | dict(seed=1))
+    found = json.loads(path.read_text())
+    assert ([run["seed"] for run in found["runs"]], found["commit"], list(found)[-1]) == ([0, 1], "abc", "runs")
+
+
+@pytest.mark.parametrize("lengths", [(), (1.0,), (1.0, 0.8), (0.7, 1.0)])
+def test_lengths_that_no_branches_can_have_are_refused(lengths):
+    with pytest.raises(ValueError, match="must be two or more, ascending, multiples of"):
+        dataclasses.replace(TINY, lengths=lengths)
 
 
 @pytest.mark.parametrize("name", {(suite.steps, suite.lengths): name for name, suite in SUITES.items()}.values())
