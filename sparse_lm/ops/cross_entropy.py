@@ -45,7 +45,7 @@ def cross_entropy(
 
     Args:
       x, w: bfloat16 or float32, both of one dtype.
-      targets: in 0..classes - 1.
+      targets: in 0..classes - 1; the loss of another is NaN.
       classes: how many rows of w are classes, all by default; rows after them are padding, whose odds are 0.
 
     Returns:
@@ -64,4 +64,5 @@ def cross_entropy(
     classes = w.shape[0] if classes is None else classes
     if not 0 < classes <= w.shape[0]:
         raise ValueError(f"classes must be in 1..{w.shape[0]}, the rows of w, not {classes}")
-    return backends.dispatch("cross_entropy", implementation, x, w, targets, classes)
+    losses, odds = backends.dispatch("cross_entropy", implementation, x, w, targets, classes)
+    return jnp.where((targets >= 0) & (targets < classes), losses, jnp.nan), odds

@@ -85,6 +85,8 @@ def matmul_venom(
     """
     _check_operands("a", a, SparseVenom, "b", b, out_dtype)
     check_ids("a.columns", a.columns)
+    if not isinstance(rows, RowOrder | None):
+        raise TypeError(f"rows must be a RowOrder; got {described(rows)}")
     if rows is not None and rows.slots.shape != a.shape[:1]:
         raise ValueError(f"rows order {rows.slots.shape[0]} slots, not the {a.shape[0]} rows of a")
     return backends.dispatch("matmul_venom", implementation, a, b, rows=rows, out_dtype=out_dtype or b.dtype)

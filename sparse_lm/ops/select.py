@@ -108,6 +108,8 @@ def venom_columns(x: Float[Array, "T F"], v: int, m: int) -> Int32[Array, "block
     check_matrix("x", x)
     rows, width = x.shape
     check_group(m, width)
+    if v < 1:
+        raise ValueError(f"v = {v} must be positive")
     blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width // m, m)
     members = _four_largest(jnp.sum(jnp.square(blocks.astype(jnp.float32)), axis=1))
     first_of_group = m * jnp.arange(width // m, dtype=jnp.int32)[:, None]

@@ -189,27 +189,27 @@ class Recipe:
 
         Where it dispatches its tokens, the last is `InSlots`, and `backward` is given them in slots.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"recipe {self.name!r} has no forward")
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         """Returns dX [T, D], and dW1 and dW2 [F, D] in the dtype of the weights."""
-        raise NotImplementedError
+        raise NotImplementedError(f"recipe {self.name!r} has no backward")
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         """Returns v, the slots of a block, for so many (token, choice) pairs of a mixture."""
         self._check_activation(self.computes_experts, "experts")
-        raise NotImplementedError
+        raise NotImplementedError(f"recipe {self.name!r} has no block_of_experts")
 
     def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         """Returns each pair's O [T k, D] of x [Tp, D] in slots, statistics, and what `backward_experts` needs."""
-        raise NotImplementedError
+        raise NotImplementedError(f"recipe {self.name!r} has no forward_experts")
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
         """Returns each pair's dX [T k, D]; dW1 and dW2 [E Fe, D]; and f32[Tp], the sum of Y dY over a slot's neurons.
 
         x and dO are [Tp, D], in slots.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"recipe {self.name!r} has no backward_experts")
 
     # What every recipe has.
 
@@ -318,9 +318,10 @@ class Recipe:
           x: [T, D].
           w1: [E Fe, D] up projections, expert after expert; [2 E Fe, D] with a gate.
           w2: [E Fe, D] down projections.
-          gates: f32[T, k].
+          gates: [T, k] floats. One of 0, or that underflows in the dtype of x, has no gradient.
           groups: the pairs of tokens and the experts that they chose; blocks of `block_of_experts` slots.
-          state, key, weights, layer, axes: as in `ffn`. Along `expert`, w1 and w2 are this device's experts.
+          state, key, weights, layer, axes: as in `ffn`. Along `expert`, w1 and w2 are this device's experts, x and
+            gates are of this device's tokens, and the groups of all devices'.
 
         Returns:
           o: [T, D] in the dtype of x.
@@ -329,17 +330,22 @@ class Recipe:
         Raises:
           ValueError: the recipe computes no such experts; x, gates or weights do not fit the groups; and where `ffn`
             does.
+          TypeError: groups or an array are something else.
         """
         self._check_activation(self.computes_experts, "experts")
+        check_array("gates", gates)
+        if not isinstance(groups, Groups):
+            raise TypeError(f"groups must be made by `group_by_expert`; got {described(groups)}")
         if groups.axis != (axis := axes.tensor or axes.expert):
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
         self._check_arrays(w1, w2, x)
+        _check_groups(x, gates, groups)
         if axes == ONE_DEVICE:
-            _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)
+            _check_experts(w2, groups, multiple=4 if self.products else 1)
         state, layer = self._checked_state(state, w1, w2, axes), _checked_layer(layer, weights, w1, w2)
         x, w1, w2, gates, groups, state = jax.tree.map(jnp.asarray, (x, w1, w2, gates, groups, state))
         with jax.named_scope("feed_forward"):
-            key = random_key(key)
+            key, gates = random_key(key), gates.astype(jnp.float32)
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
 
     def _check_activation(self, activations: tuple[str, ...], what: str) -> None:
@@ -397,14 +403,17 @@ def _checked_layer(layer: Array | int, weights: tuple[WeightForms, WeightForms] 
     return jnp.asarray(layer, jnp.int32)
 
 
-def _check_groups(x: Array, w2: Array, gates: Array, groups: Groups, multiple: int) -> None:
-    """Refuses arrays of a mixture on one device that do not fit its groups, or experts of no `multiple` of neurons."""
-    pairs = x.shape[0], groups.choices
-    if x.ndim != 2 or gates.shape != pairs or gates.size != groups.pairs:
-        raise ValueError(
-            f"x {[*x.shape]} and gates {[*gates.shape]} must be [T, D] and [T, k]:"
-            f" the groups have k = {groups.choices} and T k = {groups.pairs}"
-        )
+def _check_groups(x: Array, gates: Array, groups: Groups) -> None:
+    """Refuses tokens and gates of a mixture that do not fit its groups."""
+    devices = collectives.size(groups.axis)
+    if x.ndim != 2 or gates.shape != (x.shape[0], groups.choices) or devices * gates.size != groups.pairs:
+        of = f" of {devices} devices" if devices > 1 else ""
+        have = f"the groups have k = {groups.choices} and T k = {groups.pairs}{of}"
+        raise ValueError(f"x {[*x.shape]} and gates {[*gates.shape]} must be [T, D] and [T, k]: {have}")
+
+
+def _check_experts(w2: Array, groups: Groups, multiple: int) -> None:
+    """Refuses weights that do not fit a mixture's groups on one device, or experts of no `multiple` of neurons."""
     if w2.shape[0] % (multiple * groups.experts):
         allowed = f"the groups have E = {groups.experts}, and Fe must be a multiple of {multiple}"
         raise ValueError(f"w2 {[*w2.shape]} must be [E Fe, D]: {allowed}")

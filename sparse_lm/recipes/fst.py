@@ -121,7 +121,7 @@ class Fst(Recipe):
 @jax.named_call
 def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
     """Compresses weights [L, F, D] along D and along F under transposable masks (2404.01847)."""
-    check_layers(w)
+    check_layers(w, mask)
     options: dict[str, Any] = dict(dtype=dtype, implementation=implementation)
     along_model, along_neurons = lax.map(lambda layer: ops.sparsify_24_tiles(*layer, **options), (w, mask))
     return WeightForms(stack_layers(along_model), stack_layers(along_neurons), None, None, *w.shape)

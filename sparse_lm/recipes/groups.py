@@ -110,13 +110,17 @@ def group_by_expert(
     """Groups pairs by the expert that they chose, in 0 .. E - 1, in blocks of v slots; a token's choices are distinct.
 
     An expert takes its tokens in the order of a permutation, their own by default. `axis` is the mesh axis that splits
-    the E experts of all devices. That experts are in 0 .. E - 1 is not checked: others displace pairs.
+    the E experts of all devices: gather `chosen` along it. That experts are in 0 .. E - 1 is not checked: others
+    displace pairs.
 
     Raises:
-      ValueError: `chosen` is not int32 [T, k], or `order` not an integer [T].
+      ValueError: `chosen` is not int32 [T, k], `order` not an integer [T], E or v not positive, or E not split evenly.
     """
     check_ids("chosen", chosen)
     check_order(order, len(chosen))
+    if v < 1 or experts < 1 or experts % collectives.size(axis):
+        allowed = f"must be positive, and the axis {axis!r} split the experts evenly"
+        raise ValueError(f"v = {v} and experts = {experts} {allowed}")
     choices = chosen.shape[1]
     if axis:
         experts //= collectives.size(axis)

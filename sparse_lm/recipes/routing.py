@@ -119,7 +119,8 @@ def away_from_others(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> 
     finite = jnp.isfinite(x).all(axis=-1, keepdims=True)
     directions = unit(jnp.where(finite, x, 0))
     own = assign_tokens(x, centroids)[:, None] == jnp.arange(centroids.shape[0])
-    of_own, of_others = (0.5 / jnp.maximum(jnp.sum(side & finite, axis=0), 1) for side in (own, ~own))
+    counts = (jnp.sum(side & finite, axis=0, dtype=jnp.float32) for side in (own, ~own))
+    of_own, of_others = (0.5 / jnp.maximum(count, 1) for count in counts)
     ridge = 0.03 / x.shape[1]  # of the mean variance along an axis
 
     def normal(away: Array) -> Array:

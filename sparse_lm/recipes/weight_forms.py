@@ -98,8 +98,8 @@ class Weight(NamedTuple):
         return ops.sampled_matmul_24(w, x, ids, block, **options)
 
 
-def check_layers(w: Array) -> None:
-    if w.ndim != 3:
+def check_layers(w: Array, *of_state: Array) -> None:
+    if w.ndim != 3 or any(array.shape[:1] != w.shape[:1] for array in of_state):
         raise ValueError(f"weights {[*w.shape]} must be [L, F, D], those of all layers; the state has an axis L, too")
 
 
@@ -117,7 +117,7 @@ def soft_threshold_forms(
 
     Groups of four run along D, or, for axis 0, along F: the dense form is then the transpose.
     """
-    check_layers(w)
+    check_layers(w, scale)
     if axis == -1:
         rows = w.reshape(-1, w.shape[-1])
         along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)

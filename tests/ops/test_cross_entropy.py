@@ -108,6 +108,12 @@ def test_losses_are_exact_to_float32_and_odds_are_rounded_once(compiled, shape, 
     assert (np.abs(found - losses) <= 2e-5 * losses + lost * np.minimum(losses, 1)).all()
 
 
+def test_the_loss_of_a_target_that_is_no_class_is_nan():
+    x, w = jnp.ones((6, 4)), jnp.ones((5, 4))
+    losses, _ = ops.cross_entropy(x, w, jnp.array([-100, -1, 0, 2, 3, 5], jnp.int32), 3)
+    np.testing.assert_allclose(losses, [np.nan, np.nan, np.log(3), np.log(3), np.nan, np.nan], rtol=1e-6)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_bad_number_makes_the_loss_of_its_token_bad(compiled, value):
     x, *rest = operands(128, 256, 512, 0.3)

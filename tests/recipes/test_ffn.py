@@ -308,6 +308,8 @@ REFUSED = {
     ],
     r"chosen must be a matrix .* got int32\[2, 48, 1\]": [lambda: group_by_expert(CHOSEN.reshape(2, 48, 1), 5, 16)],
     "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
+    "groups must be made by `group_by_expert`; got int32": [lambda: Experts24().mixture(X, W1, W2, X[:, :2], CHOSEN)],
+    "v = 0 and experts = 5 must be positive": [lambda: group_by_expert(CHOSEN, 5, 0)],
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
     "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
     "recipe 'experts24' reads a state": [lambda: mixture(None)],
