@@ -43,7 +43,7 @@ from sparse_lm.recipes.routing import expert_load
 ROUTER, BIAS = "router", "router_bias"  # names of parameters
 LOAD, Z_LOSS = "expert_load", "router_z_loss"  # names of statistics
 _BIAS_RATE = 4e-3  # how much a bias moves in a step, in units of 1 / E: an even score, where scores are a softmax
-_EVEN = 1e-6  # a share of the pairs: less than a single one has
+_EVEN = 1e-6  # a share of the pairs: less than a single one of up to a million has
 _Z_LOSS_WEIGHT = 1e-3  # of the mean over layers, beside the cross entropy
 
 

@@ -41,7 +41,7 @@ def in_rows(x: Shaped[Array, "M N"]) -> Shaped[Array, "M N"]:
     XLA would lay it out as one of its consumers likes best, gathering single numbers in place of rows, or gather it
     anew in each of them.
     """
-    return lax.optimization_barrier(with_layout_constraint(x, Layout(major_to_minor=(0, 1))))
+    return lax.optimization_barrier(with_layout_constraint(jnp.asarray(x), Layout(major_to_minor=(0, 1))))
 
 
 def inverted_index(kept: Array, slices: int) -> tuple[Array, Array]:

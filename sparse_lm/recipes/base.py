@@ -123,7 +123,10 @@ class Recipe:
         yield from ()
 
     def work(self) -> dict[str, float]:
-        """Returns the FLOPs that each product executes, as a share of the dense product's; zeros do not count."""
+        """Returns the FLOPs that each product executes, as a share of the dense product's.
+
+        Zeros do not count, nor does what pads blocks or tiles.
+        """
         return {product: 0.5 if product in self.products else 1.0 for product in PRODUCTS}
 
     def init_state(self, w1: Array, w2: Array) -> Any:
@@ -155,7 +158,7 @@ class Recipe:
         return state, {}
 
     def refit(self, w1: Array, w2: Array, state: Any) -> Any:
-        """Returns the state with what follows from the weights alone, such as scales, as they now are."""
+        """Returns the state with its scales, which follow from the weights alone, as they now are; all else stays."""
         return state
 
     def leave(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Array, Array]:

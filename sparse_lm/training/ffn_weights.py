@@ -84,7 +84,8 @@ def watch(before: dict[str, Array], params: Params, recipe: Recipe, dense_layers
     weights = dict(zip(MATRICES, map(_some_neurons, matrices(params)), strict=True))
     energy = {name: jnp.square(weights[name]) for name in after}
     flips = [jnp.mean(before[name] ^ kept, axis=(1, 2)) for name, kept in after.items()]
-    kept = [jnp.sum(energy[n] * kept, axis=(1, 2)) / jnp.sum(energy[n], axis=(1, 2)) for n, kept in after.items()]
+    sums = {name: jnp.maximum(jnp.sum(of, axis=(1, 2)), jnp.finfo(jnp.float32).tiny) for name, of in energy.items()}
+    kept = [jnp.sum(energy[name] * kept, axis=(1, 2)) / sums[name] for name, kept in after.items()]
     return {"flip_rate": mean(flips, 0.0), "kept_weight_energy": mean(kept, 1.0)}
 
 

@@ -348,7 +348,7 @@ def test_recipes_say_what_they_do(name):
         (DENSE, 6),
         (Fst(), 3),
         (SSte(), 4),
-        (Act24(dense_features=0.2), 4.2),
+        (Act24(dense_features=0.2), 4.4),
         (Venom(m=16), 0.5 + 3 / 8 + 2 * 0.5),  # up is of all neurons, and the weight gradients have a row for each
         (Slices(m=16), 6 / 8),
         (DenseSlices(m=16), 6 / 4),

@@ -5,7 +5,8 @@ of the backward; nothing for recomputation (remat), element-wise work, norms, th
 which is a gather. So per token a dense step costs 6 N for the N weights that multiply (attention projections, FFN,
 unembedding: also when it is tied to the embedding), plus 6 times the multiply-adds of attention's two score products.
 Of a mixture's experts those count that a token chose. Attention is causal: a query meets (seq_len + 1) / 2 keys on
-average, and only those count. (Counting all seq_len of them, as 2204.02311 does, would about double that term.)
+average, and only those count, of whichever documents. (Counting all seq_len of them, as 2204.02311 does, would about
+double that term.)
 
 Two utilisations, each with its own denominator:
 
