@@ -33,8 +33,8 @@ class Axes:
     expert: str | None = None  # splits a mixture's experts, which compute the tokens of all devices along it
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch, str):
-            raise ValueError(f"batch = {self.batch!r} must be a tuple of names, such as ({self.batch!r},)")
+        if not isinstance(self.batch, tuple):
+            raise ValueError(f"batch = {self.batch!r} must be a tuple of names, such as ('data',)")
 
     @property
     def of_experts(self) -> Axes:

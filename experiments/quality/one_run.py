@@ -39,13 +39,18 @@ _LOGGED = 200  # steps between those whose metrics a row has
 
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
-    """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run."""
+    """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run.
+
+    Raises:
+      WorkdirError: another process trains it.
+    """
     workdir, longest = root / f"{name}-{seed}", root / f"{suite.longest}-{seed}"
     config, before = suite.config(name, seed, data), None
     with workdir_lock(workdir):
         (workdir / ROW).unlink(missing_ok=True)
-        if not saved_checkpoints(workdir):  # it begins anew, without the seconds of what was there
-            shutil.rmtree(workdir)
+        begins_anew = not saved_checkpoints(workdir)
+    if begins_anew:  # without the seconds of what was there
+        shutil.rmtree(workdir)
     if start := suite.branch_start(name):
         start_from(longest, workdir, config, start)
         before = first_steps_of(read_summary(longest), start)

@@ -50,9 +50,11 @@ class Suite:
     def __post_init__(self) -> None:
         smallest = min((b - a for a, b in itertools.pairwise(self.lengths)), default=0.0)
         whole = smallest > 0 and all(math.isclose(n / smallest, round(n / smallest)) for n in self.lengths)
-        if not whole or "dense" not in self.runs:
-            allowed = "two or more, ascending, multiples of the smallest difference; and runs must have 'dense'"
+        if not whole:
+            allowed = "two or more, ascending, multiples of the smallest difference"
             raise ValueError(f"lengths = {self.lengths} must be {allowed}")
+        if "dense" not in self.runs:
+            raise ValueError(f"runs must have 'dense', not only {', '.join(self.runs)}")
 
     @property
     def steps(self) -> int:

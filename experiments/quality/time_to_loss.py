@@ -86,8 +86,9 @@ def check_data(suite: Suite, path: str, second: str, names: Iterable[str], rows:
     data = open_data(config)
     _check_text("--data", path, data, (row.get("corpus_sha256", "unknown") for row in rows))
     if second:
+        with_second = [row for row in rows if "second_heldout_loss" in row]
         other = open_data(dataclasses.replace(config, data=dataclasses.replace(config.data, path=second)))
-        _check_text("--second_data", second, other, (row.get("second_corpus_sha256", "unknown") for row in rows))
+        _check_text("--second_data", second, other, (row.get("second_corpus_sha256", "unknown") for row in with_second))
     windows = len(data.train)
     epochs = config.steps * config.batch_size / windows
     if epochs > MOST_EPOCHS:
@@ -106,7 +107,7 @@ class Results:
     """The rows of finished runs of a suite, in a file that several threads add to; its other keys stay.
 
     Raises:
-      DataError: the file has runs of another suite, or of this one as it was before a change, or none.
+      DataError: the file has runs of another suite, or of this one as it was before a change, or is no result of one.
     """
 
     def __init__(self, path: Path, suite: str):
@@ -125,7 +126,7 @@ class Results:
         try:
             found = json.loads(self._path.read_text())
             changed = [key for key, own in self._about.items() if found[key] != own]
-            {(row["name"], row["seed"]) for row in found["runs"]}
+            _ = [(row["name"], row["seed"]) for row in found["runs"]]  # every row has both
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise DataError(f"--output={self._path}: is no result of a suite: {error!r}") from error
         if changed:
@@ -209,7 +210,7 @@ class Host:
         row, log = self._root / item.workdir / ROW, self._root / f"{item.workdir}.log"
         command = [*self._command, f"--run={item.name}", f"--seed={item.seed}"]
         with log.open("a") as output:
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+            environment = {"JAX_TRACEBACK_FILTERING": "off", **os.environ, "CUDA_VISIBLE_DEVICES": gpu}
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
             self._under_way.add(process)
             if self._stopping.is_set():  # which it became before this process was listed
@@ -218,7 +219,7 @@ class Host:
             self._under_way.discard(process)
         if status or not row.exists():
             if not self._stopping.is_set():
-                *_, last = ["nothing", *log.read_text().splitlines()]
+                *_, last = ["nothing", *log.read_text(errors="replace").splitlines()]
                 self.failed.append(f"{item.workdir} (exit status {status}, see {log}, which ends with: {last})")
             return False
         row = json.loads(row.read_text())

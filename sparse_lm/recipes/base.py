@@ -33,7 +33,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops import backends
 from sparse_lm.ops.activations import SQUARED_RELU, rows_per_neuron
-from sparse_lm.ops.checks import check_array, check_order, described, random_key
+from sparse_lm.ops.checks import check_order, described, random_key
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.recipes import differentiable
 from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats
@@ -321,7 +321,7 @@ class Recipe:
           x: [T, D].
           w1: [E Fe, D] up projections, expert after expert; [2 E Fe, D] with a gate.
           w2: [E Fe, D] down projections.
-          gates: [T, k] floats. One of 0, or that underflows in the dtype of x, has no gradient.
+          gates: [T, k] floats. One of 0, or whose product with dO underflows in the dtype of x, has no gradient.
           groups: the pairs of tokens and the experts that they chose; blocks of `block_of_experts` slots.
           state, key, weights, layer, axes: as in `ffn`. Along `expert`, w1 and w2 are this device's experts, x and
             gates are of this device's tokens, and the groups of all devices'.
@@ -336,7 +336,6 @@ class Recipe:
           TypeError: groups or an array are something else.
         """
         self._check_activation(self.computes_experts, "experts")
-        check_array("gates", gates)
         if not isinstance(groups, Groups):
             raise TypeError(f"groups must be made by `group_by_expert`; got {described(groups)}")
         if groups.axis != (axis := axes.tensor or axes.expert):
@@ -361,7 +360,8 @@ class Recipe:
         """Refuses arrays whose shapes do not fit together, or that are not of floats."""
         rows = "F" if (per_neuron := rows_per_neuron(self.activation)) == 1 else f"{per_neuron} F"
         for name, array in (given := {"w1": w1, "w2": w2} | ({} if x is None else {"x": x})).items():
-            check_array(name, array)
+            if not hasattr(array, "dtype"):
+                raise TypeError(f"{name} must be an array; got {described(array)}")
         shapes = f"w1 {[*w1.shape]} and w2 {[*w2.shape]}"
         if w2.ndim != 2 or w1.shape != (per_neuron * w2.shape[0], w2.shape[1]):
             raise ValueError(f"{shapes} must be [{rows}, D] and [F, D] with activation {self.activation!r}")

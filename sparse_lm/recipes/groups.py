@@ -118,9 +118,10 @@ def group_by_expert(
     """
     check_ids("chosen", chosen)
     check_order(order, len(chosen))
-    if v < 1 or experts < 1 or experts % collectives.size(axis):
-        allowed = f"must be positive, and the axis {axis!r} split the experts evenly"
-        raise ValueError(f"v = {v} and experts = {experts} {allowed}")
+    if v < 1 or experts < 1:
+        raise ValueError(f"v = {v} and experts = {experts} must be positive")
+    if experts % collectives.size(axis):
+        raise ValueError(f"experts = {experts} must be split evenly by the mesh's axis {axis!r}")
     choices = chosen.shape[1]
     if axis:
         experts //= collectives.size(axis)

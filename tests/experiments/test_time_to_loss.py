@@ -61,7 +61,7 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
         check_data(TINY, data, "", ["dense"], [here, {"name": "of a file that does not say its text"}])
     without_text = here | {"second_heldout_loss": 2.0}
     check_data(TINY, data, "", ["dense"], [without_text])
-    check_data(TINY, data, data, ["dense"], [without_text | {"second_corpus_sha256": here["corpus_sha256"]}])
+    check_data(TINY, data, data, ["dense"], [here, without_text | {"second_corpus_sha256": here["corpus_sha256"]}])
     for row, sha256 in ((without_text, "unknown"), (without_text | {"second_corpus_sha256": "01234567"}, "01234567")):
         with pytest.raises(DataError, match=f"^--second_data=.* which has sha256 {sha256}$"):
             check_data(TINY, data, data, ["dense"], [row])

@@ -79,6 +79,8 @@ def test_gradients_of_linear(rng):
     assert_same(dx, rounded(dy, 1) @ rounded(w, None), 1e-6)
     assert_same(dw, sum_over_rows(dy, x), 1e-6)
     assert dw.dtype == jnp.float32 and dx.shape == x.shape
+    both = jax.eval_shape(jax.grad(lambda x, w: jnp.sum(fp8.linear(x, w)), argnums=(0, 1)), x, w.astype(jnp.bfloat16))
+    assert [gradient.dtype for gradient in both] == [x.dtype, jnp.bfloat16]
 
 
 @pytest.mark.parametrize("size", [1, 1e-6])

@@ -252,6 +252,17 @@ def gathered_of_two_devices(neurons):
     return on_two(SSte().prepare(w, w, SSte.State(scale, scale), jnp.float32))
 
 
+def experts_on_two_devices(experts, choices):
+    """Groups choices among two devices, and computes the experts for as many tokens as one of them has."""
+
+    def on_one(_):
+        groups = group_by_expert(choices, experts, 16, axis="expert")
+        axes = Axes(batch=("expert",), expert="expert")
+        return Experts24(v=16).mixture(X, W1, W2, X[:, :1], groups, STATE24, key=KEY, axes=axes)
+
+    return jax.vmap(on_one, axis_name="expert")(jnp.arange(2))
+
+
 REFUSED = {
     r"x \[96, 20\] must be \[\.\.\., D\], not empty; w1 \[160, 24\]": every_call(x=X[:, :20]),
     r"x \[0, 24\] must be \[\.\.\., D\], not empty": every_call(x=X[:0]),
@@ -310,6 +321,8 @@ REFUSED = {
     "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
     "groups must be made by `group_by_expert`; got int32": [lambda: Experts24().mixture(X, W1, W2, X[:, :2], CHOSEN)],
     "v = 0 and experts = 5 must be positive": [lambda: group_by_expert(CHOSEN, 5, 0)],
+    "experts = 5 must be split evenly by the mesh's axis 'expert'": [lambda: experts_on_two_devices(5, CHOSEN)],
+    "the groups have k = 1 and T k = 96 of 2 devices": [lambda: experts_on_two_devices(4, CHOSEN)],
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
     "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
     "recipe 'experts24' reads a state": [lambda: mixture(None)],
@@ -330,8 +343,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_does_not_fit_is_refused_by_name(message):
+    kind = TypeError if "an array; got" in message or "must be made by" in message else ValueError
     for call in REFUSED[message]:
-        with pytest.raises((ValueError, TypeError), match=message):
+        with pytest.raises(kind, match=message):
             jax.eval_shape(call)
 
 

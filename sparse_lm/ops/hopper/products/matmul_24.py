@@ -61,8 +61,10 @@ def matmul_24_fp8(
     out_dtype: DTypeLike = jnp.bfloat16,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.matmul_24_fp8`; refuses results that are neither bfloat16 nor float32, and a K that
-    is no multiple of 128."""
+    """See `sparse_lm.ops.matmul_24_fp8`.
+
+    Refuses results that are neither bfloat16 nor float32, and a K that is no multiple of 128.
+    """
     out_dtype = jnp.dtype(out_dtype)
     if out_dtype not in (jnp.bfloat16, jnp.float32):
         raise NotImplementedError(f"gives bfloat16 or float32, not {out_dtype}")
