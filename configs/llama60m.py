@@ -4,8 +4,8 @@
 
 The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, with its default vocabulary of 32,768.
 
-Hardware: one GPU. So narrow a model gains little or no time: with half of the steps sparse it takes 0.96 to 1.08 of
-the time in which dense training has the same loss (one seed, half of this batch and vocabulary,
+Hardware: one GPU. So narrow a model gains little or no time: with half of the steps sparse it takes 0.96 of the
+time in which dense training has the same loss, or 1.02 by other text (one seed, half of this batch and vocabulary,
 time_llama60m_h100.json in experiments/results).
 Result: not measured at this batch and vocabulary. At half of each a run of 200 M tokens, with a quarter of the steps
 sparse and the first layer dense as here, ends 0.003 nats below dense, the mean of three seeds. With half of the steps

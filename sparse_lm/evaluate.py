@@ -171,7 +171,9 @@ def _define_flags() -> None:
     flags.DEFINE_string("data", None, "Another prepared corpus to evaluate on, with the run's tokenizer.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
     flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")
-    flags.DEFINE_integer("num_fewshot", None, "Examples before each question; what a task says if not given.", 0)
+    flags.DEFINE_integer(
+        "num_fewshot", None, "Examples before each question, unless a task says 0; by default what it says.", 0
+    )
     flags.DEFINE_integer("limit", None, "Questions of each task; all if not given.", 1)
     flags.DEFINE_bool("samples", False, "Write every question and answer of the tasks, too.")
     flags.DEFINE_integer("batch_tokens", BATCH_TOKENS, "Tokens to compute at one time in tasks.", 1)

@@ -4,7 +4,7 @@
 
 It is an `ArceeForCausalLM` (squared ReLU), a `LlamaForCausalLM` (a gate), a `Qwen3ForCausalLM` (a gate, and queries
 and keys normed), a `Glm4MoeForCausalLM` or an `Ernie4_5_MoeForCausalLM` (gated experts; sigmoid or softmax scores), in
-float32. A checkpoint of the sparse phase has the weights that its forward uses; a run that stays sparse
+float32. A checkpoint of the sparse phase has the weights that its forward uses; one of a phase that is never left
 (`sparsity.leave=False`) is refused.
 """
 

@@ -6,7 +6,8 @@ r"""Turns local text into prepared data: packed windows of tokens, and the token
 C4 as published, with its own held-out documents and Llama 3's tokenizer:
 
     python -m sparse_lm.prepare_data --files='c4/en/c4-train.*.json.gz' \
-        --heldout_files='c4/en/c4-validation.*.json.gz' --tokenizer=llama3/tokenizer.json --output=data/c4
+        --heldout_files='c4/en/c4-validation.*.json.gz' --tokenizer=llama3/tokenizer.json --seq_len=4096 \
+        --output=data/c4
 
 --files takes .txt, .py, .md, .jsonl and .ndjson files, each also with .gz or .zst, .json.gz and .json.zst (JSON lines
 or an array), .parquet, and any other text file that is named without a pattern; --tfds takes a TFDS directory instead.
