@@ -126,7 +126,6 @@ class Results:
         try:
             found = json.loads(self._path.read_text())
             changed = [key for key, own in self._about.items() if found[key] != own]
-            _ = [(row["name"], row["seed"]) for row in found["runs"]]  # every row has both
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise DataError(f"--output={self._path}: is no result of a suite: {error!r}") from error
         if changed:

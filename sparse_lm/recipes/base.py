@@ -359,17 +359,16 @@ class Recipe:
     def _check_arrays(self, w1: Array, w2: Array, x: Array | None) -> None:
         """Refuses arrays whose shapes do not fit together, or that are not of floats."""
         rows = "F" if (per_neuron := rows_per_neuron(self.activation)) == 1 else f"{per_neuron} F"
-        for name, array in (given := {"w1": w1, "w2": w2} | ({} if x is None else {"x": x})).items():
-            if not hasattr(array, "dtype"):
+        for name, array in (("w1", w1), ("w2", w2), *([("x", x)] if x is not None else [])):
+            if not hasattr(array, "dtype"):  # as NNX's parameters have
                 raise TypeError(f"{name} must be an array; got {described(array)}")
+            if not jnp.issubdtype(array.dtype, jnp.floating):
+                raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
         shapes = f"w1 {[*w1.shape]} and w2 {[*w2.shape]}"
         if w2.ndim != 2 or w1.shape != (per_neuron * w2.shape[0], w2.shape[1]):
             raise ValueError(f"{shapes} must be [{rows}, D] and [F, D] with activation {self.activation!r}")
         if x is not None and (x.shape[-1:] != w2.shape[1:] or not x.size):
             raise ValueError(f"x {[*x.shape]} must be [..., D], not empty; {shapes} are [{rows}, D] and [F, D]")
-        for name, array in given.items():
-            if not jnp.issubdtype(array.dtype, jnp.floating):
-                raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
 
     def check_entered(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> None:
         """Refuses arrays that do not fit together, or a state that this recipe did not enter with such weights."""
