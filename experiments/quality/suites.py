@@ -279,8 +279,8 @@ SUITES = {
     # Mixtures that have read 13, 64 or 91 tokens for each active parameter of their layers, and the dense llama of as
     # many active neurons: 200 M tokens in 6104 steps, or 285 M (`_longer`). Rates and numbers of experts are compared
     # over 100 M. The best rate of a small mixture is 3e-3. Dense runs of `_reached`, up to 540 M tokens, are to reach
-    # the losses of mixtures that have read 200 M. `small_lower_rate` is to show whether dense runs of 570 M want
-    # a lower rate.
+    # the losses of mixtures that have read 200 M, those of `_within`, up to 561 M, the losses of mixtures that have
+    # read 220 M. `small_lower_rate` is to show whether dense runs of 570 M want a lower rate.
     **{
         f"{name}_mixture{end}": Suite(
             llama1b,
@@ -291,13 +291,14 @@ SUITES = {
         for name, rate, model, width, ends in (
             ("narrow", 1.2e-3, _NARROW_MIXTURE, 768, ("", "_rates")),
             ("small", 4.5e-3, _SMALL_MIXTURE, 512, ("", "_reached", "_rates", "_longer")),
-            ("small_lower_rate", 3e-3, _SMALL_MIXTURE, 512, ("_longer",)),
+            ("small_lower_rate", 3e-3, _SMALL_MIXTURE, 512, ("_longer", "_within")),
         )
         for end, steps, lengths in (
             ("", 6104, (1.0, 1.5, 2.0)),
             ("_reached", 6104, (1.8, 2.7)),
             ("_rates", 3052, (1.0, 1.5, 2.0)),
             ("_longer", 8704, (1.0, 1.5, 2.0)),
+            ("_within", 6720, (1.7, 2.55)),
         )
         if end in ends
     },

@@ -62,11 +62,8 @@ class Groups:
     @jax.named_call
     def dispatch(self, x: Float[Array, "T D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "slots D"]:
         """Moves tokens to their slots, each k times, scaled by gates if there are any. Padded slots are zero."""
-        slots = jnp.take(x, self.rows.slots // self.choices, axis=0, mode="fill", fill_value=0)
-        if gates is None:
-            return slots
-        of_slots = row_order.dispatch(gates.reshape(-1), self.rows)
-        return (of_slots[:, None] * slots.astype(jnp.float32)).astype(x.dtype)
+        of_slots = None if gates is None else row_order.dispatch(gates.reshape(-1), self.rows)
+        return row_order.take_rows(x, self.rows.slots // self.choices, of_slots)
 
     @jax.named_call
     def combine(self, o: Float[Array, "pairs D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "To D"]:

@@ -36,12 +36,27 @@ def make_optimizer(
     options = config.optimizer
     adam = _kept_in(options.moments, optax.scale_by_adam(options.beta1, options.beta2, options.epsilon))
     return optax.chain(
-        optax.clip_by_global_norm(options.clip_norm),
+        optax.stateless(lambda grads, _: _clipped(grads, options.clip_norm)),
         after_clip or optax.identity(),
         _muon(adam) if options.name == MUON else adam,
         optax.add_decayed_weights(options.weight_decay, mask=_matrices),
         optax.scale_by_learning_rate(learning_rate(config)),
     )
+
+
+def gradient_norm(grads: optax.Updates) -> Array:
+    """Computes the norm of the gradients of all parameters, those of the FFN's weights layer by layer.
+
+    Of a stack, which many layers' gradients were concatenated to, XLA would read one number after the other.
+    """
+    ffn = grads["layers"]["ffn"]
+    others = dict(grads, layers=dict(grads["layers"], ffn={}))
+    return optax.tree.norm((others, [list(stack) for stack in ffn.values()]))
+
+
+def _clipped(grads: optax.Updates, most: float) -> optax.Updates:
+    norm = gradient_norm(grads)
+    return optax.tree.scale(jnp.where(norm > most, most / norm, 1.0), grads)
 
 
 def learning_rate(config: Config) -> optax.Schedule:

@@ -29,7 +29,7 @@ from sparse_lm.recipes import Recipe
 from sparse_lm.recipes.weight_forms import WeightForms
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.mesh.layout import BATCH, Layout, make_mesh
-from sparse_lm.training.optimizer import make_optimizer
+from sparse_lm.training.optimizer import gradient_norm, make_optimizer
 
 Metrics = dict[str, Array]
 Step = Callable[["TrainState", Array], tuple["TrainState", Metrics]]
@@ -217,7 +217,7 @@ def _update(
     the squares of all gradients, and what becomes of them.
     """
     grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # as they are read, with no pass of their own
-    grad_norm = optax.tree.norm(grads)
+    grad_norm = gradient_norm(grads)
     after_clip = ffn_weights.adjust_gradients(recipe, state.recipe_state, config.sparsity.dense_layers)
     updates, opt_state = make_optimizer(config, after_clip).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

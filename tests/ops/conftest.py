@@ -7,4 +7,4 @@ from sparse_lm.ops import row_order
 from tests.annotations import check_calls, checked_annotations, unchecked  # noqa: F401
 
 check_calls(ops, [name for name in ops.__all__ if inspect.isfunction(getattr(ops, name))])
-check_calls(row_order, ["dispatch", "combine"])
+check_calls(row_order, ["dispatch", "take_rows", "combine"])
