@@ -112,8 +112,9 @@ class SparsityConfig:
 
     @property
     def phase(self) -> range:
-        """Returns the steps of the sparse phase; empty for the dense recipe."""
-        return range(self.start_step, self.end_step) if self.recipe.products else range(0)
+        """Returns the steps of the sparse phase; range(0) if there are none, as with the dense recipe."""
+        steps = range(self.start_step, self.end_step)
+        return steps if steps and self.recipe.products else range(0)
 
     @property
     def stays(self) -> bool:

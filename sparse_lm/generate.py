@@ -53,6 +53,7 @@ def continue_texts(
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     _log.info("checkpoint of step %d", step)
+    tokenizer.encode_special_tokens = True  # as text, as in a corpus
     end = end_of_text(tokenizer)
     encoded = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end] for prompt in prompts]
     total = max(map(len, encoded), default=0) + max_new_tokens
@@ -75,7 +76,7 @@ def _define_flags() -> None:
     flags.DEFINE_multi_string("prompt", [""], "Text to continue, empty for a new document; repeated for several.")
     undecoded = re.compile("[\ud800-\udfff]")  # as which Python takes bytes that are not UTF-8
     flags.register_validator("prompt", lambda texts: not any(map(undecoded.search, texts)), "must be UTF-8")
-    flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", lower_bound=0)
+    flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", lower_bound=0, upper_bound=decode.MOST)
     flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.")
     flags.register_validator("temperature", lambda temperature: temperature >= 0, "must be 0 or more")
     flags.DEFINE_float("top_p", 0.95, "Sample among the most probable tokens that together reach it.")

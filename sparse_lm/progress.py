@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ class Progress:
         self.move(done, *facts)
         if not self._bar and time.monotonic() - self._line_time >= self._line_seconds:
             self._line_time = time.monotonic()
-            print(" | ".join([f"{self._what} {done}/{self._total}", *facts]), file=self._stream, flush=True)
+            self._print(" | ".join([f"{self._what} {done}/{self._total}", *facts]))
 
     def move(self, done: int, *facts: str) -> None:
         """Moves the bar; a log gets no line."""
@@ -49,7 +50,7 @@ class Progress:
         if self._bar:
             self._bar.console.print(line, markup=False, highlight=False)
         else:
-            print(line, file=self._stream, flush=True)
+            self._print(line)
 
     @contextlib.contextmanager
     def busy(self, done: int, what: str) -> Iterator[None]:
@@ -65,6 +66,13 @@ class Progress:
         """Leaves the bar as it is."""
         if self._bar:
             self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, file=self._stream, flush=True)
+        except BrokenPipeError:  # the reader has ended, as tee does with Ctrl-C: the work goes on, and nobody is told
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def duration(seconds: float) -> str:

@@ -127,6 +127,7 @@ def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
     "changes, best",
     [
         ({"sparsity.recipe": "dense"}, range(1, 9)),
+        ({"sparsity.end_step": 2}, range(1, 9)),
         ({}, {7, 8}),
         ({"sparsity.end_step": 8}, {8}),  # left with the last step
         ({"sparsity.end_step": 8, "sparsity.leave": False}, range(1, 9)),

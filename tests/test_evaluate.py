@@ -44,6 +44,7 @@ def workdir(corpus, tmp_path_factory):
     config = Config(batch_size=5, seq_len=32, model=MODEL, sparsity=SPARSITY, data=DataConfig(path=str(corpus)))
     save_run(path, config, {20: 1.0, 30: 2.0}, SCALES)
     shutil.copy(corpus / "tokenizer.json", path)
+    shutil.copy(corpus / "metadata.json", path / "data.json")  # its corpus_sha256 is read
     return path
 
 
@@ -88,7 +89,7 @@ def test_mistakes_get_a_clear_line(command_lines):
 
 
 def test_every_held_out_window_counts_however_few_training_evaluates(workdir, tmp_path):
-    shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
     config = load_config(workdir)
     save_config(tmp_path, dataclasses.replace(config, data=dataclasses.replace(config.data, eval_windows=1)))
     assert evaluate(tmp_path) == evaluate(workdir)
@@ -123,7 +124,8 @@ def test_another_corpus_of_the_same_tokenizer(workdir, corpus, other_corpus, tmp
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):
     """Weights that left the phase are 2:4, so that sparse products change nothing: beta must not count twice."""
-    shutil.copy(workdir / "config.json", tmp_path)
+    for file in ("config.json", "data.json"):
+        shutil.copy(workdir / file, tmp_path)
     config = load_config(workdir)
     params, by_name, _ = restore_params(workdir, 20)
     scales = Scales(**by_name)
@@ -160,6 +162,9 @@ def test_other_text_in_the_place_of_the_runs_is_refused_unless_it_is_named(workd
     with pytest.raises(ConfigError, match=rf"data\.path = .* has other text \(sha256 .*\) than the run in {tmp_path};"):
         evaluate(tmp_path)
     assert evaluate(tmp_path, data=str(corpus)) == evaluate(workdir)
+    (tmp_path / "data.json").unlink()
+    with pytest.raises(WorkdirError, match=r"data\.json cannot be read"):
+        evaluate(tmp_path)
 
 
 def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):

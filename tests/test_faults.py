@@ -18,6 +18,7 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.telemetry.summary import read_summary
+from sparse_lm.training.workdir import save_config
 from tests.command_lines import run
 from tests.data.examples import damage_records
 from tests.runs import command, lines, small_config, trace, train_and_crash
@@ -195,8 +196,10 @@ def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whol
     assert_same_end(tmp_path, whole, config)
 
 
-def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whole, tmp_path, corpus):
-    """Copied without config.json, which would tell."""
+def test_checkpoints_of_another_recipe_are_refused(config, whole, tmp_path, corpus):
+    """In the place of a run's own, whose config.json does not tell."""
+    shutil.copy(whole / "data.json", tmp_path)
+    save_config(tmp_path, small_config(corpus, **DEMANDING))
     (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")
     message = "is of another run: config.sparsity.recipe is 'fst' in the checkpoint and 'slices' here"
     for use in (lambda path: loop.train(small_config(corpus, **DEMANDING), path), evaluate):

@@ -29,6 +29,8 @@ def test_continues_the_prompt_reproducibly(workdir):
     assert generate.continue_texts(workdir, [], **OPTIONS) == []
     assert first.startswith("def main(")
     assert len(first) > len("def main(")
+    [spelled] = generate.continue_texts(workdir, ["a<|endoftext|>b"], max_new_tokens=1)
+    assert spelled.startswith("a<|endoftext|>b")  # text like any other, as in a corpus
 
 
 def test_documents_begin_and_end_with_the_end_of_text_and_a_model_that_stays_sparse_makes_them_sparsely(tmp_path):
@@ -45,7 +47,7 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
     mistakes = {
         "--temperature=-1": "flag --temperature=-1.0: must be 0 or more",
         "--temperature=nan": "flag --temperature=nan: must be 0 or more",
-        "--max_new_tokens=-1": "flag --max_new_tokens=-1: -1 is not a non-negative integer",
+        "--max_new_tokens=-1": "flag --max_new_tokens=-1: -1 is not an integer in the range [0, 1073741824]",
         "--prompt=caf\udce9": "must be UTF-8",
         "--top_p=0": "flag --top_p=0.0: must be in (0, 1]",
     }

@@ -62,7 +62,7 @@ def _parse_mixture(config: Config) -> dict[Path, float]:
     path = config.data.path
     if Path(path).exists() or "," not in path:
         return {Path(path): 1.0}
-    items = [re.fullmatch(r"\s*(.+):(\d+\.?\d*|\.\d+)\s*", item) for item in path.split(",")]
+    items = [re.fullmatch(r"\s*(.+):((?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*", item) for item in path.split(",")]
     weights = {Path(item[1]): float(item[2]) for item in items if item}
     if len(weights) < len(items) or not all(0 < weight < math.inf for weight in weights.values()):
         reason = "must be a directory, or several different ones with weights above 0, such as data/a:0.7,data/b:0.3"

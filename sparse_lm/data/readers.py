@@ -95,10 +95,11 @@ def _parse(text: str, place: str) -> Any:
 
 
 def _text(record: Any, place: str, field: str) -> str:
-    fields = record if isinstance(record, dict) else {}
-    if field not in fields:
-        raise DataError(f"{place}: no text in field {field!r}; fields here: {', '.join(fields) or 'none'}")
-    text = "" if fields[field] is None else fields[field]
+    if not isinstance(record, dict):
+        raise DataError(f"{place}: no record with fields but of type {type(record).__name__}")
+    if field not in record:
+        raise DataError(f"{place}: no text in field {field!r}; fields here: {', '.join(record) or 'none'}")
+    text = "" if record[field] is None else record[field]
     if not isinstance(text, str):
         raise DataError(f"{place}: field {field!r} is no text but of type {type(text).__name__}")
     # JSON can spell half of a surrogate pair, which is no character: U+FFFD, as bytes that are none.

@@ -25,6 +25,7 @@ from sparse_lm.recipes import DENSE, Recipe
 
 SHORTEST = 32  # prompts and caches are at least this long
 NO_TOKEN = -1  # an id that no token has
+MOST = 2**30  # tokens to make, so that positions stay int32
 
 
 def generate(
@@ -63,10 +64,10 @@ def generate(
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     if not lengths.all():
         raise ValueError("the prompt has no tokens; generation needs at least one")
-    if not temperature >= 0 or not 0 < top_p <= 1 or max_new_tokens < 0:
+    if not temperature >= 0 or not 0 < top_p <= 1 or not 0 <= max_new_tokens <= MOST:
         raise ValueError(
-            f"temperature = {temperature} and max_new_tokens = {max_new_tokens} must be 0 or more, "
-            f"top_p = {top_p} must be in (0, 1]"
+            f"temperature = {temperature} must be 0 or more, top_p = {top_p} in (0, 1], "
+            f"max_new_tokens = {max_new_tokens} in 0..{MOST}"
         )
     if not len(prompts):
         return []

@@ -73,7 +73,7 @@ def read_runs(workdirs: Sequence[str | os.PathLike]) -> list[Run]:
     Each is named by its directory's own name, or by its whole path if several share that name.
 
     Raises:
-      WorkdirError: one of them holds no run, or none that has logged a step yet.
+      WorkdirError: one of them has no config.json, or no run that has logged a step yet.
     """
     short = [Path(workdir).resolve().name for workdir in workdirs]
     runs = []

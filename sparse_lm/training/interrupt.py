@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -23,8 +24,9 @@ class Interrupt:
 
     def _note(self, number: int, _frame: object) -> None:
         self.requested = signal.Signals(number).name
-        before = "\n" if sys.stderr.isatty() else ""  # a bar may stand in the line
-        # Not by print, which the signal may have interrupted.
-        os.write(2, f"{before}{self.requested}: finishing the step under way, saving; again to stop now\n".encode())
         for either in self._before:
             signal.signal(either, signal.SIG_DFL)  # Python's own handler of SIGINT would wait for compiling threads
+        before = "\n" if sys.stderr.isatty() else ""  # a bar may stand in the line
+        with contextlib.suppress(OSError):  # Ctrl-C ends a reader, such as tee, too
+            # Not by print, which the signal may have interrupted.
+            os.write(2, f"{before}{self.requested}: finishing the step under way, saving; again to stop now\n".encode())

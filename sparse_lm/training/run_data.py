@@ -21,7 +21,7 @@ from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.files import replacing, write_json, writing
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.layout import Layout, row_share
-from sparse_lm.training.workdir import has_begun, save_config, tells_its_config
+from sparse_lm.training.workdir import has_begun, save_config
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def open_data_together(workdir: str | os.PathLike, config: Config) -> Data:
     data = open_run_data(workdir, config)
     if processes.is_leader():
         check_same_data(workdir, config, data)
-        if not tells_its_config(workdir):  # else once this process trains
+        if not has_begun(workdir):  # else once this process trains
             save_config(workdir, config)
         with writing(WorkdirError, workdir):
             with replacing(Path(workdir, TOKENIZER_FILE)) as partial:
@@ -90,7 +90,7 @@ def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> N
     check_same_tokenizer(workdir, config, data)
     path, now = Path(workdir, FILE), data.info["corpus_sha256"]
     try:
-        before = str(json.loads(path.read_text(encoding="utf-8"))["corpus_sha256"]) if path.exists() else now
+        before = str(json.loads(path.read_text(encoding="utf-8"))["corpus_sha256"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WorkdirError(workdir, f"{FILE} cannot be read, which tells the run's text: {error}") from error
     if before != now:

@@ -74,7 +74,7 @@ def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
     """Reads config.json as it is; raises WorkdirError if there is no run in this directory, or the file is damaged."""
     path = Path(workdir, "config.json")
     if not path.exists():
-        raise WorkdirError(workdir, "holds no run (no config.json)")
+        raise WorkdirError(workdir, "has no config.json, as every run has")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> list[str]:
       ConfigError: naming the key and both values. A run cannot be made shorter, either.
       WorkdirError: it has logged twice `checkpoint_every` steps, and has no checkpoint.
     """
-    if not tells_its_config(workdir):
+    if not has_begun(workdir):
         return []
     earlier = load_config(workdir)
     if not saved_checkpoints(workdir):
@@ -134,11 +134,6 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> list[str]:
         reason = f"the run in {os.fspath(workdir)} is of {before['steps']} steps and cannot be made shorter"
         raise ConfigError("steps", config.steps, f"{reason}; use another --workdir")
     return [f"resuming with config.{key} = {value!r} (was {before.get(key)!r})" for key, value in changed.items()]
-
-
-def tells_its_config(workdir: str | os.PathLike) -> bool:
-    """Returns True if a run has begun in a workdir whose config.json says how to go on."""
-    return has_begun(workdir) and Path(workdir, "config.json").exists()
 
 
 def has_begun(workdir: str | os.PathLike) -> bool:

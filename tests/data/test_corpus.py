@@ -126,6 +126,7 @@ def test_files_come_sorted_and_once_however_their_paths_are_spelled(tmp_path, mo
         ("a.jsonl", b'{"text": "x"}\n{"tex', "a.jsonl:2: not JSON"),
         ("a.jsonl", b'{"text": "x", "id": %s}' % (b"[" * 100_000), "a.jsonl:1: not JSON that can be read: maximum rec"),
         ("a.jsonl", b'{"body": "x", "id": 3}', "a.jsonl:1: no text in field 'text'; fields here: body, id"),
+        ("a.jsonl", b"[1]", "a.jsonl:1: no record with fields but of type list"),
         ("a.jsonl", b'{"text": 7}', "a.jsonl:1: field 'text' is no text but of type int"),
         ("a.txt.gz", b"plain", "cannot read .*a.txt.gz"),
         ("a.txt.gz", gzip.compress(b"cut off" * 100, mtime=0)[:-9], "cannot read .*a.txt.gz"),

@@ -139,7 +139,7 @@ def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, toke
     mixtures = {
         f"{path}:1,{tmp_path}/other:1": r"data\.path = .*/other has another tokenizer than .*/prepared: prepare",
         f"{path}:1,{tmp_path}/short:1": r"seq_len = 32: must be 8, with which .*/short",
-        f"{path}:1,{tmp_path}/none:1": r"data\.path = '.*': .*/none does not exist",
+        f"{path}:1e-1,{tmp_path}/none:1": r"data\.path = '.*': .*/none does not exist",
         str(tmp_path): r"data\.path = .*: .* is not prepared data: make it with",
     }
     for second in (f",{path}", ":1,", f":0,{path}x:1", f":1,{path}:1", f":1,{path}/:1", f":1,{path}x:1{'0' * 309}"):

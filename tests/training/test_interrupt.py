@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -17,6 +18,24 @@ def test_a_signal_is_a_request_and_the_handlers_of_before_come_back(number, capf
         line = f"{interrupt.requested}: finishing the step under way, saving; again to stop now\n"
         assert capfd.readouterr().err == line
     assert signal.getsignal(number) == before
+
+
+def test_a_request_that_nobody_reads_is_one_all_the_same():
+    code = """
+import os, signal
+from sparse_lm.progress import Progress
+from sparse_lm.training.interrupt import Interrupt
+
+with Interrupt() as interrupt:
+    os.kill(os.getpid(), signal.SIGINT)
+    Progress("step", 9).note(5, "saving")
+    Progress("step", 9).update(6)
+    os._exit(0 if interrupt.requested else 1)
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=writer).returncode == 0
+    os.close(writer)
 
 
 @pytest.mark.parametrize("number, second", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])
