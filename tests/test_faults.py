@@ -132,7 +132,7 @@ def test_sigterm_is_obeyed(moments, config, whole, tmp_path, monkeypatch, capsys
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, terminate_once(getattr(owner, name)))
             assert not loop.train(config, str(tmp_path))
-        assert f"stopped by SIGTERM after step {saved[-1]}, saved;" in capsys.readouterr().out
+        assert f"step {saved[-1]}: stopped by SIGTERM, saved;" in capsys.readouterr().out
         assert steps_on_disk(tmp_path) == saved
     assert loop.train(config, str(tmp_path))
     assert_same_end(tmp_path, whole, config)

@@ -234,7 +234,7 @@ def test_killed_run_goes_on_as_if_it_had_not_been_and_sigterm_saves_and_exits_cl
     saved = max(int(name) for name in os.listdir(workdir / "checkpoints") if name.isdecimal())
     assert saved > 45
     assert "SIGTERM: finishing the step under way, saving; again to stop now" in output
-    assert f"stopped by SIGTERM after step {saved}, saved" in output
+    assert f"step {saved}: stopped by SIGTERM, saved" in output
     summary = read_summary(workdir)
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
     assert loop.train(small_config(corpus, **LONG), str(workdir))

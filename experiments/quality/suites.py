@@ -276,11 +276,11 @@ SUITES = {
         _twins(3052, {"model.activation": "gated_relu2"})
         | {"dense": _DENSE | _SWIGLU, "dense_gated_relu2": _DENSE | {"model.activation": "gated_relu2"}},
     ),
-    # Mixtures that have read 13, 64 or 91 tokens for each active parameter of their layers, and the dense llama of as
-    # many active neurons: 200 M tokens in 6104 steps, or 285 M (`_longer`). Rates and numbers of experts are compared
-    # over 100 M. The best rate of a small mixture is 3e-3. Dense runs of `_reached`, up to 540 M tokens, are to reach
-    # the losses of mixtures that have read 200 M, those of `_within`, up to 561 M, the losses of mixtures that have
-    # read 220 M. `small_lower_rate` is to show whether dense runs of 570 M want a lower rate.
+    # Mixtures that have read 13, 64, 70 or 91 tokens for each active parameter of their layers, and the dense llama of
+    # as many active neurons: 200 M tokens in 6104 steps, 220 M (`_within`) or 285 M (`_longer`). Rates and numbers of
+    # experts are compared over 100 M. The best rate of a small mixture is 3e-3. Dense runs of `_reached` and `_within`,
+    # up to 540 M and 562 M tokens, were to reach the losses of their mixtures. `small_lower_rate` is to show whether
+    # dense runs of 570 M want a lower rate.
     **{
         f"{name}_mixture{end}": Suite(
             llama1b,

@@ -26,7 +26,10 @@ class RowOrder:
 
 
 def dispatch(x: Shaped[Array, " T *rest"], rows: RowOrder | None) -> Shaped[Array, " slots *rest"]:
-    """Moves rows to their slots: [T, ...] to [Tp, ...]. Padded slots are zero. Without an order rows stay."""
+    """Moves rows to their slots: [T, ...] to [Tp, ...]. Padded slots are zero. Without an order rows stay.
+
+    No gradient passes where they move.
+    """
     return x if rows is None else take_rows(x, rows.slots)
 
 
@@ -34,8 +37,9 @@ def take_rows(x: Shaped[Array, " T *rest"], rows: Array, scale: Array | None = N
     """Gathers rows of x, each times its float32 scale if there are any. Rows from T on are zero.
 
     Of bfloat16 it gathers words of two numbers: XLA has a thread load four elements at once, whatever their size. No
-    gradient passes.
+    gradient passes, in any dtype.
     """
+    x, scale = lax.stop_gradient((x, scale))
     in_words = x.dtype == jnp.bfloat16 and x.ndim > 1 and x.shape[-1] % 2 == 0
     taken = jnp.take(x.view(jnp.uint32) if in_words else x, rows, axis=0, mode="fill", fill_value=0)
     if scale is not None:

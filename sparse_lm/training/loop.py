@@ -196,5 +196,5 @@ class Loop:
             self.checkpoints.wait()
         signal = self.interrupt.requested or "a signal to another process"
         self.log.summary.state = f"stopped by {signal}"
-        print(f"stopped by {signal} after step {step}{', saved' if step else ''}; the same command goes on")
+        self.log.progress.note(step, f"stopped by {signal}{', saved' if step else ''}; the same command goes on")
         return False

@@ -47,7 +47,7 @@ def make_optimizer(
 def gradient_norm(grads: optax.Updates) -> Array:
     """Computes the norm of the gradients of all parameters, those of the FFN's weights layer by layer.
 
-    Of a stack, which many layers' gradients were concatenated to, XLA would read one number after the other.
+    Where layers are unrolled, a stack is many layers' gradients that XLA concatenates as it reads, number after number.
     """
     ffn = grads["layers"]["ffn"]
     others = dict(grads, layers=dict(grads["layers"], ffn={}))
