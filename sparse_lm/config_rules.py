@@ -129,7 +129,7 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
     yield divides("tensor", "model.kv_heads", m.kv_heads)
     yield divides("tensor", *neurons, multiple=4 if tensor > 1 and s.phase else 1)
     yield divides("tensor", "tokens of a part of a step", c.tokens_per_part)
-    yield divides("fsdp", "model.dim", m.dim, tensor)
+    yield divides("fsdp", "model.dim", m.dim)
     yield divides("fsdp", "model.vocab_size", m.vocab_size)
     yield divides("fsdp", "rows of k and v", m.kv_heads * m.head_width, tensor)
     if fsdp > 1:

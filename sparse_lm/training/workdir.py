@@ -44,6 +44,7 @@ def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
 
     Raises:
       WorkdirError: it cannot be written, or another run holds the lock. The message names that one's host and process.
+      LaunchError: processes see different directories there.
     """
     with contextlib.ExitStack() as held:
         holder = None
@@ -60,6 +61,8 @@ def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
                 file.flush()
         if processes.any_of(holder is not None):
             raise WorkdirError(workdir, f"{holder or 'another process'} trains in it; use another --workdir, or wait")
+        with writing(WorkdirError, workdir):
+            processes.check_directory(workdir)
         yield
 
 

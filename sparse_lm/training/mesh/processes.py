@@ -13,10 +13,12 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -115,6 +117,21 @@ def check_data(info: Mapping[str, Any]) -> None:
         "other text, or another tokenizer, than process 0: all of them must find the same data at config.data.path "
         "or, if that is empty, the same Python",
     )
+
+
+def check_directory(directory: str | os.PathLike) -> None:
+    """Raises LaunchError if processes see different directories at a path. All must call this.
+
+    Without this check each would save its shards to a directory of its own, and wait for ever for the others'.
+    """
+    mark = Path(directory, ".shared")
+    if is_leader():
+        mark.write_text(secrets.token_hex(), encoding="utf-8")  # and closes it, so that other hosts see it
+    wait_for_all("the directory is marked")
+    seen = mark.read_text(encoding="utf-8") if mark.exists() else ""
+    _agree(seen, f"another {directory} than process 0: it must be in a file system that all of them share")
+    if is_leader():
+        mark.unlink()
 
 
 def _agree(value: Any, otherwise: str) -> None:
