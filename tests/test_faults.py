@@ -197,7 +197,7 @@ def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whol
 
 
 def test_checkpoints_of_another_recipe_are_refused(config, whole, tmp_path, corpus):
-    """In the place of a run's own, whose config.json does not tell."""
+    """They have taken the place of a run's own, and its config.json does not tell."""
     shutil.copy(whole / "data.json", tmp_path)
     save_config(tmp_path, small_config(corpus, **DEMANDING))
     (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")

@@ -171,12 +171,8 @@ def test_what_is_no_run_and_no_output_is_refused_by_name(tmp_path):
     good = make_run(tmp_path / "good", lines(2))
     young = make_run(tmp_path / "young", [])
     (tmp_path / "loop").symlink_to("loop")
-    no_runs = (
-        (tmp_path, "has no config.json"),
-        (tmp_path / "nowhere", "has no config.json"),
-        (young, "not logged a step"),
-    )
-    for bad, reason in no_runs:
+    none = "has no config.json"
+    for bad, reason in ((tmp_path, none), (tmp_path / "nowhere", none), (young, "not logged a step")):
         with pytest.raises(WorkdirError, match=re.escape(f"--workdir={bad}: ") + f".*{reason}"):
             report([good, str(bad)], str(tmp_path / "report.html"))
     for output, reason in (("report.pdf", "must end in"), (tmp_path / "loop" / "r.html", "cannot be written")):

@@ -25,7 +25,7 @@ def begin_run(workdir, config):
 
 
 def test_a_directory_without_a_run_or_a_step_may_be_of_any_config(tmp_path):
-    with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: has no config.json"):
+    with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: has no config\.json, as every run has$"):
         load_config(tmp_path)
     check_same_config(tmp_path, CONFIG)
     save_config(tmp_path, CONFIG)
@@ -34,13 +34,20 @@ def test_a_directory_without_a_run_or_a_step_may_be_of_any_config(tmp_path):
     check_same_config(tmp_path, dataclasses.replace(CONFIG, batch_size=8))
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff{}", b"[1]"])
-def test_config_that_is_damaged_or_gone_is_named(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"\xff{}", b"[1]"])
+def test_damaged_config_is_named(tmp_path, content):
     begin_run(tmp_path, CONFIG)
-    (tmp_path / "config.json").unlink() if content is None else (tmp_path / "config.json").write_bytes(content)
+    (tmp_path / "config.json").write_bytes(content)
     for read in (load_config, lambda workdir: check_same_config(workdir, CONFIG)):
-        with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: .*config\.json[^\n]+$"):
+        with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: config\.json (cannot be read|must be)[^\n]+$"):
             read(tmp_path)
+
+
+def test_a_begun_run_does_not_go_on_without_its_config(tmp_path):
+    begin_run(tmp_path, CONFIG)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(WorkdirError, match=r": has no config\.json, as every run has$"):
+        check_same_config(tmp_path, CONFIG)
 
 
 @pytest.mark.parametrize(

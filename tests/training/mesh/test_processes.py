@@ -74,7 +74,7 @@ def test_a_process_that_fails_ends_the_others(corpus, tmp_path):
 
 @pytest.mark.long
 def test_processes_that_see_different_workdirs_are_refused(corpus, tmp_path):
-    """As one path leads to where each host has a disk of its own."""
+    """One path may lead each host to a disk of its own; here each process has a path of its own."""
     script = f'exec "$@" --workdir={tmp_path}/$JAX_PROCESS_ID'
     ended = run(["sh", "-c", script, "sh", *command(corpus, tmp_path / "run", *flags(CHANGES), recipe="dense")], 2)
     assert f"processes [1] have another {tmp_path}/0 than process 0: it must be in a file system" in ended[0][1]
